@@ -1,0 +1,1 @@
+"""Engines: how a configuration becomes a server, and what the server says."""

@@ -1,0 +1,341 @@
+"""What to run next, decided from the rows alone.
+
+    baseline ─► seed points ─► search ─► matched plain run of the best ─► done
+
+Nothing here remembers: the same rows and the same pending trials give the same action.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from specsearch.metrics import METRICS
+from specsearch.search_space import Point, SearchSpace, is_plain, plain_of, point_key
+from specsearch.trial import Measurement, TrialKind, TrialRequest, TrialResult, TrialStatus
+
+MOST_ATTEMPTS = 3  # a host's failure is retried twice at most
+MOST_DUPLICATES_IN_A_ROW = 10
+
+_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
+_BOUND = re.compile(r"\s*(?P<metric>\w+)\s*(?P<comparison><=|>=)\s*(?P<limit>[-+0-9.eE_]+)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A limit on a metric at every load point of the objective, such as `ttft_p99_ms <= 500`."""
+
+    metric: str
+    comparison: str
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Bound":
+        """Read `METRIC <= NUMBER` or `METRIC >= NUMBER`; raises ValueError with a sentence."""
+        match = _BOUND.fullmatch(text)
+        if not match:
+            raise ValueError(f"{text!r} is not of the form METRIC <= NUMBER or METRIC >= NUMBER")
+        if match["metric"] not in METRICS:
+            raise ValueError(f"{match['metric']} is no metric; known are {', '.join(METRICS)}")
+        return cls(match["metric"], match["comparison"], float(match["limit"]))
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.comparison} {self.limit:g}"
+
+    def violation(self, value: float | None) -> float:
+        """How far beyond the limit, relative to it; 0 or less when kept, infinite when unknown."""
+        if value is None:
+            return math.inf
+        over = value - self.limit if self.comparison == "<=" else self.limit - value
+        return over / max(abs(self.limit), 1e-12)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What makes a configuration better; always maximised, a metric where less is better is inverted."""
+
+    metric: str = "output_tokens_per_s"
+    at: tuple[str, ...] = ()  # names of load points; empty: all
+    aggregate: str = "geomean"  # geomean, mean or min, over load points
+    subject_to: tuple[Bound, ...] = ()
+
+    def values(self, measurements: Iterable[Measurement]) -> dict[str, float] | None:
+        """The metric per load point, its repeats averaged; None where a repeat lacks it."""
+        return per_load_point(self._chosen(measurements), self.metric)
+
+    def score(self, measurements: Sequence[Measurement]) -> float | None:
+        """One number to rank by, more is better; None when it cannot be had."""
+        values = self.values(measurements)
+        if not values or any(not math.isfinite(value) or value <= 0 for value in values.values()):
+            return None
+        oriented = [value if METRICS[self.metric].better >= 0 else 1 / value for value in values.values()]
+        return _AGGREGATES[self.aggregate](oriented)
+
+    def violations(self, measurements: Sequence[Measurement]) -> list[float]:
+        """For each bound the worst violation over the load points; 0 or less where it is kept."""
+        chosen = self._chosen(measurements)
+        worst = []
+        for bound in self.subject_to:
+            values = per_load_point(chosen, bound.metric)
+            worst.append(max(map(bound.violation, values.values())) if values else math.inf)
+        return worst
+
+    def _chosen(self, measurements: Iterable[Measurement]) -> list[Measurement]:
+        return [m for m in measurements if not self.at or m.load_point in self.at]
+
+
+def per_load_point(measurements: Iterable[Measurement], metric: str) -> dict[str, float] | None:
+    """Mean over repeats of a metric at each load point; None when any repeat lacks it."""
+    values: dict[str, list[float]] = {}
+    for measurement in measurements:
+        value = measurement.values.get(metric)
+        if value is None:
+            return None
+        values.setdefault(measurement.load_point, []).append(value)
+    return {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
+
+
+_AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "geomean": lambda values: math.exp(math.fsum(map(math.log, values)) / len(values)),
+    "mean": lambda values: math.fsum(values) / len(values),
+    "min": min,
+}
+AGGREGATES = tuple(_AGGREGATES)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When to stop searching; None is no limit. Trials are launches of the search, baseline and retries not counted."""
+
+    trials: int | None = 40
+    wall_time_s: float | None = None
+    gpu_hours: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start this trial."""
+
+    request: TrialRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Write a row for a point given by hand that cannot be run; launch nothing."""
+
+    request: TrialRequest
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to start until a running trial ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The study has ended; `why` is a sentence."""
+
+    why: str
+
+
+Action = Launch | Reject | Wait | Done
+
+
+class Proposer(Protocol):
+    """A sampler as the study sees it: rows in, a new canonical point out."""
+
+    def propose(
+        self, space: SearchSpace, rows: Sequence[TrialResult], pending: Sequence[TrialRequest], objective: Objective
+    ) -> Point | None:
+        """A valid canonical point that is neither in the rows nor pending; None when the space is exhausted."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """The rules of one study; `next_action` applies them to rows."""
+
+    space: SearchSpace
+    objective: Objective
+    budget: Budget
+    proposer: Proposer
+    seed_points: tuple[Point, ...] = ()  # as given; canonicalised here
+    baseline: Point = field(default_factory=dict)  # overrides of the start baseline
+
+    @property
+    def baseline_point(self) -> Point:
+        return self.space.start_baseline(self.baseline)
+
+    def next_action(
+        self, rows: Sequence[TrialResult], pending: Sequence[TrialRequest], *, elapsed_s: float = 0.0
+    ) -> Action:
+        """The next thing to do; `elapsed_s` is the wall time the study has used so far, earlier runs included."""
+        latest = latest_attempts(rows)
+        return (
+            self._out_of_time(rows, pending, elapsed_s)
+            or self._baseline(latest, pending)
+            or self._retry(latest, pending)
+            or self._out_of_trials(latest, pending)
+            or self._seed(latest, pending)
+            or self._search(latest, pending)
+        )
+
+    def _baseline(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
+        if any(request.kind == TrialKind.BASELINE for request in pending):
+            return Wait()
+        row = next((row for row in latest if row.kind == TrialKind.BASELINE), None)
+        if row is None:
+            return self._launch(latest, pending, TrialKind.BASELINE, self.baseline_point)
+        if row.status == TrialStatus.OK or may_retry(row):
+            return None if row.status == TrialStatus.OK else _again(row, latest)
+        return _wait_or(pending, Done(f"the start baseline cannot be measured: {row.reason}: {row.message}"))
+
+    def _retry(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
+        running = {request.number for request in pending}
+        row = next((row for row in latest if may_retry(row) and row.number not in running), None)
+        return _again(row, latest) if row else None
+
+    def _seed(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
+        known = known_keys(latest, pending)
+        for given in self.seed_points:
+            point = self.space.canonical(given)
+            if point_key(point) in known:
+                continue
+            problems = self.space.problems(point)
+            if problems:
+                request = self._request(latest, pending, TrialKind.SEED, point)
+                return Reject(request, tuple(problems))
+            return self._launch(latest, pending, TrialKind.SEED, point)
+        return None
+
+    def _out_of_time(
+        self, rows: Sequence[TrialResult], pending: Sequence[TrialRequest], elapsed_s: float
+    ) -> Action | None:
+        wall_time_s, gpu_hours = self.budget.wall_time_s, self.budget.gpu_hours
+        if wall_time_s is not None and elapsed_s + typical_seconds(rows) > wall_time_s:
+            why = f"the time budget of {wall_time_s / 3600:.2g} h leaves no room for another trial"
+            return _wait_or(pending, Done(why))
+        if gpu_hours is not None and math.fsum(row.gpu_seconds for row in rows) / 3600 >= gpu_hours:
+            return _wait_or(pending, Done(f"the budget of {gpu_hours:g} GPU-hours is used up"))
+        return None
+
+    def _out_of_trials(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
+        used = count_searched(latest) + sum(request.kind in _SEARCH_KINDS for request in pending)
+        if self.budget.trials is None or used < self.budget.trials:
+            return None
+        finish = self._matched_plain(latest, pending)
+        return finish or _wait_or(pending, Done(f"all {self.budget.trials} trials of the budget are used"))
+
+    def _search(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action:
+        tail = [row.status for row in latest if row.kind == TrialKind.SEARCH][-MOST_DUPLICATES_IN_A_ROW:]
+        stuck = len(tail) == MOST_DUPLICATES_IN_A_ROW and set(tail) == {TrialStatus.SKIPPED_DUPLICATE}
+        point = None if stuck else self.proposer.propose(self.space, latest, pending, self.objective)
+        if point is not None:
+            return self._launch(latest, pending, TrialKind.SEARCH, point)
+        tried = len({row.effective_key or point_key(row.point) for row in latest if row.status != TrialStatus.REJECTED})
+        return self._matched_plain(latest, pending) or _wait_or(
+            pending, Done(f"the search space is exhausted ({tried} effective configurations, the baseline included)")
+        )
+
+    def _matched_plain(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
+        """Plain decoding with the non-speculative knobs of the best speculative trial, if nobody measured it."""
+        if pending:
+            return None
+        best = next((row for row in ranked(latest, self.objective) if not is_plain(row.point)), None)
+        if best is None:
+            return None
+        point = self.space.walk(lambda parameter: plain_of(best.point).get(parameter.name, parameter.all_values()[0]))
+        point = dict(sorted(plain_of(point).items()))
+        if point_key(point) in known_keys(latest, pending):
+            return None
+        return self._launch(latest, pending, TrialKind.MATCHED_PLAIN, point)
+
+    def _launch(
+        self, rows: Sequence[TrialResult], pending: Sequence[TrialRequest], kind: TrialKind, point: Point
+    ) -> Launch:
+        return Launch(self._request(rows, pending, kind, point))
+
+    def _request(
+        self, rows: Sequence[TrialResult], pending: Sequence[TrialRequest], kind: TrialKind, point: Point
+    ) -> TrialRequest:
+        number = 1 + max([-1, *(row.number for row in rows), *(request.number for request in pending)])
+        return TrialRequest(number=number, attempt=1, kind=kind, point=point, known_effective=known_effective(rows))
+
+
+_SEARCH_KINDS = (TrialKind.SEED, TrialKind.SEARCH)
+_COUNTED = (TrialStatus.OK, TrialStatus.STOPPED_EARLY, TrialStatus.INFEASIBLE, TrialStatus.FAILED, TrialStatus.INVALID)
+_HOST_MAY_BE_TO_BLAME = ("drift",)
+
+
+def latest_attempts(rows: Iterable[TrialResult]) -> list[TrialResult]:
+    """The last attempt of each trial, in order of trial numbers."""
+    latest: dict[int, TrialResult] = {}
+    for row in sorted(rows, key=lambda row: (row.number, row.attempt)):
+        latest[row.number] = row
+    return list(latest.values())
+
+
+def may_retry(row: TrialResult) -> bool:
+    """Whether the last attempt of a trial is to be repeated."""
+    if row.status == TrialStatus.FAILED:
+        return row.attempt < MOST_ATTEMPTS
+    if row.status == TrialStatus.INVALID:
+        return row.attempt == 1 and row.reason in _HOST_MAY_BE_TO_BLAME
+    return row.status == TrialStatus.ABORTED  # what the user or the budget ended belongs to the next run
+
+
+def settle(result: TrialResult, rows: Iterable[TrialResult]) -> TrialResult:
+    """The result as it is stored: a server that crashes twice at work is the configuration's fault."""
+    crashed_before = any(row.number == result.number and row.reason == result.reason == "runtime_crash" for row in rows)
+    return replace(result, status=TrialStatus.INFEASIBLE) if crashed_before else result
+
+
+def count_searched(rows: Iterable[TrialResult]) -> int:
+    """Trials that the budget has paid for."""
+    return sum(row.kind in _SEARCH_KINDS and row.status in _COUNTED for row in latest_attempts(rows))
+
+
+def typical_seconds(rows: Sequence[TrialResult]) -> float:
+    """Median wall time of a measured trial; 0 before there is one."""
+    times = sorted(row.ended_at - row.started_at for row in rows if row.status == TrialStatus.OK)
+    return times[len(times) // 2] if times else 0.0
+
+
+def known_keys(rows: Iterable[TrialResult], pending: Iterable[TrialRequest]) -> set[str]:
+    """The canonical points that are decided or under way."""
+    return {point_key(row.point) for row in rows} | {point_key(request.point) for request in pending}
+
+
+def known_effective(rows: Iterable[TrialResult]) -> dict[str, int]:
+    """Effective configurations that were measured, with the trial that did."""
+    return {row.effective_key: row.number for row in rows if row.effective_key and row.status == TrialStatus.OK}
+
+
+def ranked(rows: Iterable[TrialResult], objective: Objective) -> list[TrialResult]:
+    """Trials that may be called best, best first: ok, every bound kept; ties by latency, then by number."""
+    scored = []
+    for row in rows:
+        score = objective.score(row.measurements) if row.status == TrialStatus.OK else None
+        if score is None or any(violation > 0 for violation in objective.violations(row.measurements)):
+            continue
+        latency = per_load_point(row.measurements, "e2e_p50_ms") or {}
+        scored.append((-score, math.fsum(latency.values()), row.number, row))
+    return [row for *_, row in sorted(scored, key=lambda entry: entry[:3])]
+
+
+def _again(row: TrialResult, rows: Sequence[TrialResult]) -> Launch:
+    return Launch(
+        TrialRequest(
+            number=row.number,
+            attempt=row.attempt + 1,
+            kind=row.kind,
+            point=row.point,
+            known_effective=known_effective(rows),
+        )
+    )
+
+
+def _wait_or(pending: Sequence[TrialRequest], done: Done) -> Action:
+    return Wait() if pending else done
