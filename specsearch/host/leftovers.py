@@ -1,0 +1,121 @@
+"""What a killed server leaves in shared memory and temporary folders, and how much room there is."""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+
+# Names that NCCL, PyTorch, CUDA, Python's multiprocessing and SGLang give to what they leave behind.
+_FAMILIES = (
+    "nccl-",
+    "psm_",
+    "sgl_shm_",
+    "sglang_loads_",
+    "torch_",
+    "cuda.shm.",
+    "sem.mp-",
+    "multi_tokenizer_args_",
+)
+# An AF_UNIX path has 107 bytes; the longest below TMPDIR are multiprocessing's: `/pymp-xxxxxxxx/listener-xxxxxxxx`.
+_LONGEST_TMPDIR = 107 - 33
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The names that were there before a launch; what appeared since and belongs to nobody can be removed."""
+
+    folders: tuple[Path, ...]
+    before: frozenset[Path]
+
+    @classmethod
+    def snapshot(cls, *folders: Path) -> "Leftovers":
+        """Remember what is there now; without folders, in /dev/shm."""
+        chosen = folders or (SHARED_MEMORY,)
+        return cls(chosen, frozenset(_names(chosen)))
+
+    def remove(self) -> list[Path]:
+        """Remove what appeared since, is ours, is of a known family and is used by no process; returns it."""
+        candidates = [path for path in _names(self.folders) if path not in self.before and _may_be_a_servers(path)]
+        used = _files_in_use() if candidates else set()
+        removed = [path for path in candidates if str(path) not in used and not _is_open_elsewhere(path)]
+        for path in removed:
+            path.unlink(missing_ok=True)
+        return removed
+
+
+def make_tmpdir(base: Path, trial: str) -> Path:
+    """A new folder for a trial's TMPDIR, short enough for the sockets that are made in it.
+
+    Where the base is too deep for that, the folder is made in /tmp.
+    """
+    prefix = f"ss-{re.sub(r'[^A-Za-z0-9]+', '-', trial)[:12]}-"
+    fits = len(os.fsencode(base.absolute() / prefix)) + 8 <= _LONGEST_TMPDIR  # 8: what mkdtemp appends
+    base = base.absolute() if fits else Path("/tmp")
+    base.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+
+
+def remove_tmpdir(tmpdir: Path) -> None:
+    """Remove it with all that is in it; what somebody else protects stays."""
+    shutil.rmtree(tmpdir, ignore_errors=True)
+
+
+def disk_free_bytes(path: Path) -> int:
+    """Bytes that can still be written where the path is or will be."""
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(existing).free
+
+
+def shm_total_free(folder: Path = SHARED_MEMORY) -> tuple[int, int]:
+    """(size, free) of shared memory in bytes; zeros where there is none."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return 0, 0
+    return usage.total, usage.free
+
+
+def _names(folders: Iterable[Path]) -> list[Path]:
+    return sorted(path for folder in folders if folder.is_dir() for path in folder.iterdir())
+
+
+def _may_be_a_servers(path: Path) -> bool:
+    try:
+        return path.name.startswith(_FAMILIES) and path.lstat().st_uid == os.geteuid() and path.is_file()
+    except OSError:
+        return False
+
+
+def _files_in_use() -> set[str]:
+    """Every file that a process we can look into has open or mapped."""
+    used: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            maps = (process / "maps").read_text(errors="replace")
+            used.update(line.split(maxsplit=5)[5] for line in maps.splitlines() if "/" in line)
+            used.update(str(link.readlink()) for link in (process / "fd").iterdir())
+        except OSError:
+            continue
+    return used
+
+
+def _is_open_elsewhere(path: Path) -> bool:
+    """Whether any process of the kernel has it open or mapped, also one of another container (`--ipc=host`).
+
+    The kernel grants a write lease only on a file that nobody else uses.
+    """
+    try:
+        with path.open("rb") as file:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.EACCES)  # anything else: leases are not offered here
+    return False
