@@ -9,7 +9,7 @@ from specsearch import speculation
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number that a load point (or a whole trial) has; `better` is +1 when more is better, -1 when less, 0 neither."""
+    """A number that a load point or a whole trial has; `better` is +1 if more is better, -1 if less, 0 if neither."""
 
     name: str
     unit: str
@@ -62,13 +62,13 @@ TRIAL_FACTS: Mapping[str, Metric] = {metric.name: metric for metric in _FACTS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request as the client saw it; times are monotonic seconds."""
+    """One request as the client saw it; times are monotonic seconds. A count that the server does not tell is None."""
 
     started_s: float
     finished_s: float
     chunks: Sequence[tuple[float, int]] = ()  # (arrival, tokens so far)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     completion_tokens: int = 0
     verify_steps: int | None = None
     correct_drafts: int | None = None
@@ -126,7 +126,6 @@ def summarise(records: Sequence[RequestRecord], duration_s: float) -> Summary:
     """
     good = [record for record in records if record.ok]
     tokens = sum(record.completion_tokens for record in good)
-    prompt_tokens = sum(record.prompt_tokens for record in good)
     ttft = [1e3 * (record.first_token_s - record.started_s) for record in good if record.first_token_s is not None]
     gaps = [
         1e3 * (later - earlier)
@@ -151,8 +150,8 @@ def summarise(records: Sequence[RequestRecord], duration_s: float) -> Summary:
         "verify_steps": accept.verify_steps,
         "correct_drafts": accept.correct_drafts if accept.source == "requests" else None,
         "output_tokens": tokens,
-        "prompt_tokens": prompt_tokens,
-        "cached_token_share": sum(r.cached_tokens for r in good) / prompt_tokens if prompt_tokens else None,
+        "prompt_tokens": sum(record.prompt_tokens or 0 for record in good),
+        "cached_token_share": _cached_token_share(good),
         "requests_total": len(records),
         "requests_ok": len(good),
         "requests_failed": len(records) - len(good),
@@ -170,14 +169,26 @@ def _stream_speed(record: RequestRecord) -> float | None:
     return (last_tokens - first_tokens) / (last_s - first_s)
 
 
+def _cached_token_share(good: Sequence[RequestRecord]) -> float | None:
+    """Cached prompt tokens over prompt tokens of the requests that tell both."""
+    told = [(r.cached_tokens, r.prompt_tokens) for r in good if r.cached_tokens is not None and r.prompt_tokens]
+    prompt_tokens = sum(prompt for _, prompt in told)
+    return sum(cached for cached, _ in told) / prompt_tokens if prompt_tokens else None
+
+
 def _step_time_ms(good: Sequence[RequestRecord]) -> float | None:
-    """Decode seconds over decode steps; prefill makes the first token, so it is outside both."""
+    """Decode seconds over decode steps; prefill makes the first token, so it is outside both.
+
+    Where the first chunk brought more than that token, its share of the steps is outside, too.
+    """
     seconds = steps = 0.0
     for record in good:
-        if len(record.chunks) < 2:
+        if len(record.chunks) < 2 or record.completion_tokens < 2:
             continue
-        seconds += record.chunks[-1][0] - record.chunks[0][0]
-        steps += record.verify_steps if record.verify_steps else record.completion_tokens - 1
+        (first_s, first_tokens), (last_s, last_tokens) = record.chunks[0], record.chunks[-1]
+        decoded = record.completion_tokens - 1
+        seconds += last_s - first_s
+        steps += (record.verify_steps or decoded) * (last_tokens - first_tokens) / decoded
     return 1e3 * seconds / steps if steps else None
 
 
@@ -201,3 +212,10 @@ def _accept(good: Sequence[RequestRecord]) -> _Accept:
         for depth, count in enumerate(counts):
             accept.histogram[depth] += count
     return accept
+
+
+def duration(seconds: float) -> str:
+    """A length of time as a person says it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -49,9 +49,9 @@ class LoadPoint:
     def prompts(self) -> Iterator[str]:
         """The prompts of one repeat.
 
-        A prompt that comes round again starts with the number of the round, so that no cached prefix answers it.
+        A prompt that comes round again starts with the number of its request, so that no cached prefix answers it.
         """
+        prompts = self.workload.prompts
         for index in range(self.requests_per_repeat):
-            round_number, position = divmod(index, len(self.workload.prompts))
-            prompt = self.workload.prompts[position]
-            yield f"({round_number + 1}) {prompt}" if round_number else prompt
+            prompt = prompts[index % len(prompts)]
+            yield prompt if index < len(prompts) else f"({index + 1}) {prompt}"
