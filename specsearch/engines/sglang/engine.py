@@ -1,0 +1,119 @@
+"""The real SGLang: from a point to a launch, and from what a server says to facts."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specsearch.config import EngineConfig
+from specsearch.engines._base import Fitness, LogFacts
+from specsearch.engines.sglang import failures, log
+from specsearch.engines.sglang.fitness import Findings, examine_drafters, examine_flags, examine_points, examine_version
+from specsearch.engines.sglang.flags import argv_of, flags_of
+from specsearch.engines.sglang.rules import INERT, SGLangRules
+from specsearch.engines.sglang.server import TOKEN_FLAG, SGLangServer
+from specsearch.engines.sglang.version import Installation, installation
+from specsearch.errors import TrialError
+from specsearch.launch import LaunchPlan
+from specsearch.search_space import UNSET, Point, SearchSpace, Value
+from specsearch.trial import Phase
+from specsearch.workload import LoadPoint
+
+HOST = "127.0.0.1"
+# What SGLang limits itself to with speculation; without a limit of ours only plain decoding would go beyond it.
+FEWEST_RUNNING_REQUESTS = 48
+
+
+@dataclass(frozen=True)
+class SGLangEngine:
+    """SGLang in the interpreter that the configuration names.
+
+    A subclass that serves the same surface may override `version`, `_launcher`, `_installation`, `_pinned`
+    and the parts of `fitness`.
+    """
+
+    config: EngineConfig
+    load_points: Sequence[LoadPoint] = field(default=(), repr=False)
+
+    name = "sglang"
+    is_simulated = False
+
+    @property
+    def rules(self) -> SGLangRules:
+        return SGLangRules(self.version(), self._pinned(), self.config.env, self.config.model)
+
+    def version(self) -> str | None:
+        return self._installation().version or self.config.version
+
+    def fitness(self, space: SearchSpace, load_points: Sequence[LoadPoint], *, dry_run: bool) -> Fitness:
+        found = Findings()
+        self._examine_version(found, dry_run)
+        self._examine_flags(found, space)
+        self._examine_drafters(found, space, dry_run)
+        self._examine_points(found, space, load_points)
+        inert = {name: why for name, why in INERT.items() if name in space.by_name}
+        return Fitness(tuple(dict.fromkeys(found.errors)), tuple(dict.fromkeys(found.warnings)), inert)
+
+    def plan(
+        self, point: Point, *, port: int, log_path: Path, tmpdir: Path, gpu_indices: Sequence[int] | None, trial: str
+    ) -> LaunchPlan:
+        rules = self.rules
+        flags = self._defaults() | flags_of(rules.requested(point), rules.profile)
+        head = ["--model-path", self.config.model, "--tp-size", str(self.config.tp_size)]
+        serve = (*self.config.command_prefix, *self._launcher(), *head, *argv_of(flags))
+        env = rules.environment(point) | {"TMPDIR": str(tmpdir)}
+        if gpu_indices is not None:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_indices))
+        return LaunchPlan(
+            argv=(*serve, "--host", HOST, "--port", str(port), TOKEN_FLAG, trial),
+            env=env,
+            log_path=log_path,
+            base_url=f"http://{HOST}:{port}",
+            serve_argv=serve,
+            unset=tuple(sorted(name for name, value in rules.requested_environment(point).items() if value == UNSET)),
+        )
+
+    def server(self, plan: LaunchPlan) -> SGLangServer:
+        return SGLangServer(plan, self.rules)
+
+    def read_log(self, text: str) -> LogFacts:
+        return log.read_log(text)
+
+    def failure(self, text: str, *, exit_code: int | None, phase: Phase) -> TrialError:
+        return failures.failure(text, exit_code=exit_code, phase=phase)
+
+    def _pinned(self) -> Mapping[str, Value]:
+        """The arguments of every trial, below those of its point; speculative ones are left out of plain decoding."""
+        return self.config.args
+
+    def _python(self) -> str:
+        return str(Path(self.config.python).expanduser()) if self.config.python else sys.executable
+
+    def _launcher(self) -> tuple[str, ...]:
+        """The words that start a server, before any flag."""
+        return (self._python(), "-m", "sglang.launch_server")
+
+    def _installation(self) -> Installation:
+        python = self._python() if self.config.python else None
+        return installation(python, self.config.env.get("PYTHONPATH") if python else None)
+
+    def _defaults(self) -> dict[str, Value]:
+        """What every trial gets unless the search space says otherwise: equal in plain and speculative ones."""
+        largest = max((point.concurrency for point in self.load_points), default=0)
+        return {
+            "enable_metrics": True,
+            "random_seed": 1,
+            "max_running_requests": max(FEWEST_RUNNING_REQUESTS, largest),
+        }
+
+    def _examine_version(self, found: Findings, dry_run: bool) -> None:
+        examine_version(found, self._installation(), self.config, self._python(), dry_run=dry_run)
+
+    def _examine_flags(self, found: Findings, space: SearchSpace) -> None:
+        examine_flags(found, self._installation(), self.rules, space)
+
+    def _examine_drafters(self, found: Findings, space: SearchSpace, dry_run: bool) -> None:
+        examine_drafters(found, self.rules, space, dry_run=dry_run)
+
+    def _examine_points(self, found: Findings, space: SearchSpace, load_points: Sequence[LoadPoint]) -> None:
+        examine_points(found, self.rules, space, load_points)

@@ -1,0 +1,271 @@
+"""Everything that is said of engine, model, drafter and space before a launch."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from specsearch.config import EngineConfig
+from specsearch.engines._base import Fitness
+from specsearch.engines.sglang import SGLangEngine
+from specsearch.search_space import ChoiceParameter, Constraint, IntParameter, Parameter, SearchSpace
+from specsearch.workload import LoadPoint, Workload
+from tests.engines.sglang_fakes import install
+
+EAGLE3 = {"speculative_algorithm": ("EAGLE3",)}
+CONFIG = {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 4, "max_position_embeddings": 2048}
+TARGET = {**CONFIG, "architectures": ["LlamaForCausalLM"]}
+HEAD = {**CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 512}
+
+
+class Place:
+    """A folder with a target, an EAGLE-3 head and an interpreter that has SGLang."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.target, self.head = self.model("target", TARGET), self.model("head", HEAD)
+
+    def model(self, name: str, config: Mapping[str, object]) -> str:
+        (self.folder / name).mkdir()
+        (self.folder / name / "config.json").write_text(json.dumps(config))
+        return str(self.folder / name)
+
+    def engine(self, installed: str | None = "0.5.23", /, **changes: object) -> SGLangEngine:
+        env = dict(changes.pop("env", {}))  # type: ignore[call-overload]
+        if installed:
+            packages = self.folder / "packages"
+            env["PYTHONPATH"] = str(packages if packages.exists() else install(packages, installed))
+        settings = {"type": "sglang", "model": self.target, "python": sys.executable, "env": env}
+        return SGLangEngine(EngineConfig(**{**settings, **changes}))  # type: ignore[arg-type]
+
+    def space(self, *more: Parameter, algorithms: tuple[str, ...] = ("none", "EAGLE3")) -> SearchSpace:
+        return SearchSpace(
+            (
+                ChoiceParameter("speculative_algorithm", algorithms),
+                ChoiceParameter("draft_model", (self.head,), EAGLE3),
+                IntParameter("num_steps", 1, 3, when=EAGLE3),
+                ChoiceParameter("eagle_topk", (1, 4), EAGLE3),
+                IntParameter("num_draft_tokens", 2, 16, when=EAGLE3),
+                *more,
+            )
+        )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def fitness(engine: SGLangEngine, space: SearchSpace, *, concurrency: int = 1, dry_run: bool = False) -> Fitness:
+    return engine.fitness(space, (LoadPoint(Workload("chat", ("hi",)), concurrency),), dry_run=dry_run)
+
+
+def test_a_fit_space_has_neither_errors_nor_warnings(place: Place) -> None:
+    assert fitness(place.engine(), place.space()) == Fitness()
+
+
+def test_the_installed_version_is_told_and_the_named_one_is_not_consulted(place: Place) -> None:
+    engine = place.engine("0.5.17", version="0.5.23")
+    assert engine.version() == "0.5.17"
+    assert "0.5.23 is not consulted" in fitness(engine, place.space()).warnings[0]
+
+
+def test_no_sglang_is_an_error_and_in_a_dry_run_a_warning(place: Place) -> None:
+    engine = place.engine(None, version="0.5.17", env={"PYTHONPATH": str(place.folder)})
+    assert engine.version() == "0.5.17"
+    assert "no SGLang is installed" in fitness(engine, place.space()).errors[0]
+    dry = fitness(engine, place.space(), dry_run=True)
+    assert dry.errors == ()
+    assert "spelled for 0.5.17" in dry.warnings[0]
+
+
+@pytest.mark.parametrize(("version", "sentence"), [("0.5.8", "older than 0.5.9"), ("0.4.6.post5", "older than 0.5.9")])
+def test_a_version_that_is_too_old_is_an_error(place: Place, version: str, sentence: str) -> None:
+    assert sentence in fitness(place.engine(version), place.space()).errors[0]
+
+
+def test_a_version_newer_than_any_known_is_a_warning(place: Place) -> None:
+    found = fitness(place.engine("0.6.1"), place.space())
+    assert found.errors == ()
+    assert "0.6.1 is not known" in found.warnings[0]
+
+
+def test_a_moved_flag_is_an_error_that_names_what_it_could_mean(place: Place) -> None:
+    """LF-06: written in the place of the named knob, the old spelling would end every launch with exit code 2."""
+    moved = ChoiceParameter("cuda_graph_max_bs_d", (8, 16))
+    found = fitness(place.engine(args={"mem_fraction_statc": 0.8}), place.space(moved))
+    assert found.errors == (
+        "mem_fraction_statc: SGLang 0.5.23 has no flag --mem-fraction-statc; "
+        "the nearest it has is --mem-fraction-static",
+        "cuda_graph_max_bs_d: SGLang 0.5.23 has no --cuda-graph-max-bs-d, it could mean --cuda-graph-max-bs-decode; "
+        "write one of them out",
+    )
+
+
+def test_the_named_knob_is_known_to_every_version(place: Place) -> None:
+    """LF-06"""
+    knob = ChoiceParameter("cuda_graph_max_bs", (8, 16))
+    assert fitness(place.engine(), place.space(knob)).errors == ()
+
+
+@pytest.mark.parametrize("name", ["port", "tensor_parallel_size", "weight_version", "use_ray"])
+def test_a_flag_that_specsearch_gives_is_no_knob_and_cannot_be_pinned(place: Place, name: str) -> None:
+    assert f"{name} is given by specsearch" in fitness(place.engine(args={name: "1"}), place.space()).errors[0]
+    assert f"{name} is given" in fitness(place.engine(), place.space(ChoiceParameter(name, (1, 2)))).errors[0]
+
+
+def test_the_claimed_gpus_are_not_for_the_search_space_to_choose(place: Place) -> None:
+    knob = ChoiceParameter("env.CUDA_VISIBLE_DEVICES", ("0", "1"))
+    assert "env.CUDA_VISIBLE_DEVICES is given by specsearch" in fitness(place.engine(), place.space(knob)).errors[0]
+
+
+def test_a_pinned_algorithm_and_the_long_name_of_a_knob_are_errors(place: Place) -> None:
+    args = {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3}
+    errors = " / ".join(fitness(place.engine(args=args), place.space()).errors)
+    assert "speculative_algorithm cannot be pinned" in errors
+    assert "speculative_num_steps: write it as the named knob num_steps" in errors
+
+
+def test_all_mistakes_are_reported_together(place: Place) -> None:
+    engine = place.engine("0.5.8", model="/nowhere", args={"port": 1, "nonsense": 2})
+    assert len(fitness(engine, place.space()).errors) == 4
+
+
+def test_a_missing_model_file_is_an_error_and_in_a_dry_run_a_warning(place: Place) -> None:
+    engine = place.engine(model="/nowhere/target")
+    assert "engine.model /nowhere/target has no config.json" in fitness(engine, place.space()).errors[0]
+    dry = fitness(engine, place.space(), dry_run=True)
+    assert dry.errors == ()
+    assert "/nowhere/target has no config.json" in dry.warnings[0]
+
+
+def test_a_model_on_the_hub_that_was_never_downloaded_is_a_warning(place: Place) -> None:
+    engine = place.engine(model="org/model", env={"HF_HUB_CACHE": str(place.folder)})
+    found = fitness(engine, place.space())
+    assert found.errors == ()
+    assert "nothing about it is checked" in found.warnings[0]
+
+
+def test_a_configuration_that_is_not_json_is_an_error(place: Place) -> None:
+    (Path(place.target) / "config.json").write_text("<html>")
+    assert "is not a JSON object" in fitness(place.engine(), place.space()).errors[0]
+
+
+def test_an_algorithm_that_can_never_run_is_an_error_with_the_reason(place: Place) -> None:
+    """SM-01: only the right name is left."""
+    space = SearchSpace(
+        tuple(
+            ChoiceParameter(
+                parameter.name, parameter.all_values() if parameter.name != "draft_model" else (place.head,)
+            )
+            for parameter in place.space(algorithms=("none", "EAGLE", "EAGLE3")).parameters
+        )
+    )
+    (error,) = fitness(place.engine(), space).errors
+    assert error.startswith("speculative_algorithm EAGLE can never run here")
+    assert error.endswith("use EAGLE3")
+
+
+def test_half_a_triple_is_refused_before_anything_starts(place: Place) -> None:
+    """LF-21: the space of the case."""
+    space = SearchSpace(
+        (
+            ChoiceParameter("speculative_algorithm", ("none", "EAGLE3")),
+            ChoiceParameter("num_draft_tokens", (4, 8, 16), EAGLE3),
+        )
+    )
+    (error,) = fitness(place.engine(args={"draft_model": place.head}), space).errors
+    assert "num_steps, eagle_topk missing" in error
+
+
+def test_eagle3_without_a_drafter_is_refused_before_anything_starts(place: Place) -> None:
+    """LF-13"""
+    space = SearchSpace(tuple(p for p in place.space().parameters if p.name != "draft_model"))
+    (error,) = fitness(place.engine(), space).errors
+    assert "EAGLE3 needs a draft_model" in error
+
+
+def test_a_value_that_no_point_can_have_is_a_warning_with_its_reason_once(place: Place) -> None:
+    """LF-05: half of the space would die in seconds."""
+    found = fitness(place.engine(args={"page_size": 64, "attention_backend": "flashmla"}), place.space())
+    assert found.errors == ()
+    (warning,) = found.warnings
+    assert warning.startswith("eagle_topk 4 can never run here: eagle_topk 4 with page_size 64")
+
+
+def test_many_values_that_no_point_can_have_are_counted(place: Place) -> None:
+    """LF-02"""
+    small = [parameter for parameter in place.space().parameters if parameter.name not in ("num_steps", "eagle_topk")]
+    steps, top_k = IntParameter("num_steps", 1, 2, when=EAGLE3), ChoiceParameter("eagle_topk", (1, 2), EAGLE3)
+    (warning,) = fitness(place.engine(), SearchSpace((*small, steps, top_k))).warnings
+    assert warning.startswith("num_draft_tokens 8, 9, 10, 11 and 5 more can never run here")
+
+
+def test_a_space_without_a_single_point_is_an_error(place: Place) -> None:
+    found = fitness(place.engine(), SearchSpace(place.space().parameters, (Constraint("1 > 2"),)))
+    assert found.errors == ("no point of this space can run: the constraints exclude every point that could",)
+
+
+def test_what_the_engine_ignores_is_named_with_the_reason(place: Place) -> None:
+    """SM-03"""
+    found = fitness(place.engine(), place.space(ChoiceParameter("num_continuous_decode_steps", (1, 2, 4, 8))))
+    assert set(found.inert) == {"num_continuous_decode_steps"}
+    assert "reads it nowhere" in found.inert["num_continuous_decode_steps"]
+
+
+def test_a_variable_that_the_engine_overwrites_is_no_knob(place: Place) -> None:
+    """SM-08: the space of the case."""
+    knob = ChoiceParameter("env.NCCL_NVLS_ENABLE", ("0", "1"))
+    errors = fitness(place.engine(args={"enable_symm_mem": True}), place.space(knob)).errors
+    assert errors == (
+        "env.NCCL_NVLS_ENABLE cannot be searched: enable_symm_mem sets it to 1 whatever the server is given",
+    )
+    assert fitness(place.engine(), place.space(knob)).errors == ()
+
+
+def test_a_variable_that_sglang_sets_where_it_is_unset_has_two_names_for_one_value(place: Place) -> None:
+    knob = ChoiceParameter("env.NCCL_CUMEM_ENABLE", ("unset", "0", "1"))
+    (warning,) = fitness(place.engine(), place.space(knob)).warnings
+    assert "unset and 0 are one" in warning
+
+
+def test_graphs_too_small_for_the_load_are_a_warning(place: Place) -> None:
+    """SM-06: beyond the largest captured batch decoding silently runs without a graph."""
+    knob = ChoiceParameter("cuda_graph_max_bs", (32, 64, 128))
+    (warning,) = fitness(place.engine(), place.space(knob), concurrency=64).warnings
+    assert warning.startswith("cuda_graph_max_bs 32: batches of up to 64 requests")
+    (pinned,) = fitness(place.engine(args={"cuda_graph_max_bs_decode": 8}), place.space(), concurrency=64).warnings
+    assert pinned.startswith("cuda_graph_max_bs_decode 8:")
+
+
+def test_a_drafter_that_is_stretched_beyond_its_context_is_a_warning(place: Place) -> None:
+    """LF-14: the override lets it start and moves the crash to the long prompts."""
+    long = place.model("long", {**TARGET, "max_position_embeddings": 8192})
+    refused = fitness(place.engine(model=long), place.space())
+    assert any("2048 tokens is shorter than the server's 8192" in error for error in refused.errors)
+    allowed = place.engine(model=long, env={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"})
+    found = fitness(allowed, place.space())
+    assert found.errors == ()
+    assert "stretched to 8192" in found.warnings[0]
+
+
+def test_an_algorithm_that_sglang_does_not_ship_is_a_warning(place: Place) -> None:
+    found = fitness(place.engine(), place.space(algorithms=("none", "EAGLE3", "EAGLE9")))
+    assert any("EAGLE9 is none that SGLang ships" in warning for warning in found.warnings)
+
+
+def test_a_space_of_the_origin_storys_size_is_examined_in_seconds(place: Place) -> None:
+    wide = SearchSpace(
+        (
+            ChoiceParameter("speculative_algorithm", ("none", "EAGLE3")),
+            ChoiceParameter("draft_model", (place.head,), EAGLE3),
+            IntParameter("num_steps", 1, 8, when=EAGLE3),
+            ChoiceParameter("eagle_topk", (1, 2, 4, 8), EAGLE3),
+            IntParameter("num_draft_tokens", 2, 64, when=EAGLE3),
+            *(ChoiceParameter(f"env.NCCL_{name}", ("unset", "a", "b", "c")) for name in "PQRST"),
+        )
+    )
+    assert wide.raw_size() > 4_000_000
+    assert fitness(place.engine(), wide).errors == ()
