@@ -5,6 +5,7 @@
 Nothing here remembers: the same rows and the same pending trials give the same action.
 """
 
+import json
 import math
 import operator
 import re
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from specsearch.metrics import METRICS
 from specsearch.search_space import Point, SearchSpace, is_plain, plain_of, point_key
-from specsearch.trial import Measurement, TrialKind, TrialRequest, TrialResult, TrialStatus
+from specsearch.trial import Measurement, Phase, TrialKind, TrialRequest, TrialResult, TrialStatus
 
 MOST_ATTEMPTS = 3  # a host's failure is retried twice at most
 MOST_DUPLICATES_IN_A_ROW = 10
@@ -60,6 +61,20 @@ class Objective:
     at: tuple[str, ...] = ()  # names of load points; empty: all
     aggregate: str = "geomean"  # geomean, mean or min, over load points
     subject_to: tuple[Bound, ...] = ()
+
+    @classmethod
+    def from_spec(cls, text: str) -> "Objective":
+        """Read what `spec` wrote; raises ValueError where the text is something else."""
+        match json.loads(text):
+            case {"metric": str(metric), "at": list(at), "aggregate": str(aggregate), "subject_to": list(bounds)}:
+                return cls(metric, tuple(map(str, at)), aggregate, tuple(map(Bound.parse, bounds)))
+        raise ValueError(f"{text!r} is no objective")
+
+    def spec(self) -> str:
+        """The objective as one line of JSON, so that rows can be ranked without the search-space file."""
+        bounds = [f"{bound.metric} {bound.comparison} {bound.limit!r}" for bound in self.subject_to]
+        parts = {"metric": self.metric, "at": list(self.at), "aggregate": self.aggregate, "subject_to": bounds}
+        return json.dumps(parts)
 
     def values(self, measurements: Iterable[Measurement]) -> dict[str, float] | None:
         """The metric per load point, its repeats averaged; None where a repeat lacks it."""
@@ -222,7 +237,8 @@ class Study:
         return None
 
     def _out_of_trials(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
-        used = count_searched(latest) + sum(request.kind in _SEARCH_KINDS for request in pending)
+        running = {request.number for request in pending if request.kind in _SEARCH_KINDS}
+        used = len(running) + count_searched(row for row in latest if row.number not in running)
         if self.budget.trials is None or used < self.budget.trials:
             return None
         finish = self._matched_plain(latest, pending)
@@ -287,9 +303,29 @@ def may_retry(row: TrialResult) -> bool:
 
 
 def settle(result: TrialResult, rows: Iterable[TrialResult]) -> TrialResult:
-    """The result as it is stored: a server that crashes twice at work is the configuration's fault."""
+    """The result as it is stored.
+
+    A server that crashes twice at work is the configuration's fault; a trial with a number that is not finite
+    cannot be ok, since every tool ranks such numbers by rules of its own.
+    """
     crashed_before = any(row.number == result.number and row.reason == result.reason == "runtime_crash" for row in rows)
-    return replace(result, status=TrialStatus.INFEASIBLE) if crashed_before else result
+    if crashed_before:
+        return replace(result, status=TrialStatus.INFEASIBLE)
+    odd = not_finite(result) if result.status == TrialStatus.OK else None
+    if odd is None:
+        return result
+    return replace(
+        result, status=TrialStatus.INVALID, reason="not_finite", message=f"measured {odd}", phase=Phase.MEASURE
+    )
+
+
+def not_finite(result: TrialResult) -> str | None:
+    """The first measured number that is NaN or infinite, as `metric = value at load point`; None when there is none."""
+    for measurement in result.measurements:
+        for name, value in measurement.values.items():
+            if value is not None and not math.isfinite(value):
+                return f"{name} = {value} at {measurement.load_point}"
+    return None
 
 
 def count_searched(rows: Iterable[TrialResult]) -> int:

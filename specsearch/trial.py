@@ -10,6 +10,8 @@ from enum import StrEnum
 
 from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, is_plain
 
+SIMULATED = "simulated"  # the name of the engine whose numbers are never compared with a real one's
+
 
 class TrialStatus(StrEnum):
     """How a trial ended; docs/architecture.md says what each means for ranking, sampler and retries."""
@@ -61,6 +63,11 @@ class TrialRequest:
     def name(self) -> str:
         return f"t{self.number:04d} {short_name(self.point)}"
 
+    @property
+    def log_name(self) -> str:
+        """The file name of the server's log."""
+        return f"t{self.number:04d}-{self.attempt}.log"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
@@ -95,7 +102,8 @@ class TrialResult:
     detail: str | None = None
     advice: str | None = None
     phase: Phase | None = None  # where it ended; None when it never started
-    command: str | None = None
+    command: str | None = None  # the shell line that was run
+    serve_command: str | None = None  # the same configuration as one would serve it
     log_path: str | None = None
     exit_code: int | None = None
     started_at: float = 0.0  # seconds since the epoch
@@ -118,6 +126,10 @@ class TrialResult:
     @property
     def name(self) -> str:
         return f"t{self.number:04d} {short_name(self.point)}"
+
+    @property
+    def simulated(self) -> bool:
+        return self.engine == SIMULATED
 
     @property
     def gpu_seconds(self) -> float:

@@ -1,0 +1,273 @@
+"""A verdict as lines of plain text, at most 100 columns wide where words allow it."""
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from specsearch.analysis.limits import STEP_COST, Limits
+from specsearch.analysis.outcomes import TimeSpent
+from specsearch.analysis.stability import Ratio
+from specsearch.analysis.standing import Contender
+from specsearch.analysis.verdict import Verdict, show
+from specsearch.metrics import METRICS
+
+WIDTH = 100
+_MOST_HINTS = 4
+_SIMULATED = "simulated"
+
+
+def verdict_lines(verdict: Verdict, *, top: int = 10) -> list[str]:
+    """The whole page; `top` trials of the ranking are shown."""
+    sections = (
+        _opening(verdict),
+        _contenders(verdict),
+        _break_even(verdict),
+        _limits(verdict.limits, verdict.best_speculative) if verdict.limits else [],
+        _winners(verdict),
+        _ranking(verdict, top),
+        _outcomes(verdict),
+        _warnings(verdict),
+        _command(verdict),
+    )
+    lines: list[str] = []
+    for section in sections:
+        found = list(section)
+        lines += [*([""] if lines and found else []), *found]
+    return lines
+
+
+def wrap_command(command: str, width: int = WIDTH) -> list[str]:
+    """A shell line in several, joined by backslashes; only between words, an option beside its values."""
+    groups: list[str] = []
+    for word in _SHELL_WORD.findall(command):
+        is_value = groups and groups[-1].startswith("-") and not word.startswith("-")
+        if is_value and " " not in groups[-1]:
+            groups[-1] += f" {word}"
+        else:
+            groups.append(word)
+    lines, current = [], ""
+    for group in groups:
+        if current and len(current) + 1 + len(group) > width - 2:
+            lines.append(f"{current} \\")
+            current = "  " + group
+        else:
+            current = f"{current} {group}" if current else group
+    return [*lines, current]
+
+
+_SHELL_WORD = re.compile(r"""(?:[^\s'"\\]|'[^']*'|"(?:\\.|[^"\\])*"|\\.)+""", re.DOTALL)
+
+
+def _opening(verdict: Verdict) -> Iterator[str]:
+    engine = f"{verdict.engine} {verdict.engine_version or ''}".strip()
+    yield f"{verdict.facts.name} · {engine} · {verdict.objective}"
+    if verdict.simulated:
+        yield "SIMULATED: made by the simulated engine, a model; these numbers say nothing about real hardware."
+    if verdict.facts.ended:
+        yield from _wrapped(f"Ended: {verdict.facts.ended}.")
+    yield ""
+    yield from _wrapped(verdict.headline)
+
+
+def _contenders(verdict: Verdict) -> Iterator[str]:
+    rows = (
+        ("start baseline", verdict.start_baseline),
+        ("best plain", verdict.best_plain),
+        ("best speculative", verdict.best_speculative),
+    )
+    intervals = False
+    for role, contender in rows:
+        if contender is None:
+            yield f"  {role:<16}  –"
+            continue
+        if contender is verdict.best_plain and contender == verdict.start_baseline:
+            yield f"  {role:<16}  the start baseline"
+            continue
+        yield from _wrapped(contender.title, indent=" " * 20, first=f"  {role:<16}  ")
+        against = list(_against(verdict, contender))
+        intervals = intervals or any(ratio.known for _, ratio in against)
+        parts = [_value(verdict, contender), *(f"{show(ratio)} {what}" for what, ratio in against)]
+        yield from _wrapped(" · ".join(parts), indent=" " * 20)
+    if intervals:
+        yield from _wrapped(verdict.intervals, indent="  ")
+
+
+def _against(verdict: Verdict, contender: Contender) -> Iterator[tuple[str, Ratio]]:
+    start, plain = verdict.start_baseline, verdict.best_plain
+    if start and contender.trial != start.trial and contender.over_start:
+        yield "vs start", contender.over_start
+    if plain and not contender.plain and plain != start and contender.over_best_plain:
+        yield "vs best plain", contender.over_best_plain
+
+
+def _break_even(verdict: Verdict) -> Iterator[str]:
+    best = verdict.best_speculative
+    if best is None:
+        return
+    if not verdict.step_costs:
+        yield "Break-even: not known, accept length or a plain run is missing."
+        return
+    yield from _wrapped(
+        f"{_title(verdict, 'Break-even')} of t{best.trial:04d} against plain decoding, {verdict.matched_plain}"
+    )
+    rows = [
+        (
+            cost.load_point,
+            _decimals(cost.accept_length),
+            _decimals(cost.break_even),
+            _decimals(cost.margin, sign="+"),
+            show(cost.speed_up),
+            cost.speed_up.finding,
+        )
+        for cost in verdict.step_costs
+    ]
+    yield from _table(("load point", "accept length", "break-even", "distance", "speed-up", ""), rows, left=(0, 4, 5))
+
+
+def _limits(limits: Limits, best: Contender | None) -> Iterator[str]:
+    room = f"a step as cheap as plain decoding's would bring {limits.step_cost_room:.2f}×"
+    if limits.side is None or limits.acceptance_room is None:
+        yield from _wrapped(f"What limits cannot be told without num_steps; {room}.")
+    else:
+        side = "The step cost limits" if limits.side == STEP_COST else "Acceptance limits"
+        yield from _wrapped(f"{side}: {room}, accepting every draft {limits.acceptance_room:.2f}×.")
+    gains = (
+        f"Half an accepted token more per step would bring {limits.gain_from_more_accepted:.2f}×, "
+        f"a step 10% cheaper {limits.gain_from_cheaper_step:.2f}×"
+    )
+    yield from _wrapped(f"{gains}; {limits.to_break_even}." if limits.to_break_even else f"{gains}.")
+    if limits.next_steps:
+        yield "To try next:" if best is None else f"To try next with t{best.trial:04d}:"
+    for hint in limits.next_steps[:_MOST_HINTS]:
+        yield from _wrapped(hint, indent="    ", first="  - ")
+
+
+def _winners(verdict: Verdict) -> Iterator[str]:
+    if not verdict.winners:
+        return
+    yield _title(verdict, "Fastest at each load point")
+    best = verdict.recommended
+    rows = [
+        (
+            winner.load_point,
+            f"t{winner.contender.trial:04d}",
+            _number(verdict, winner.contender),
+            _times(winner.contender.over_best_plain),
+            _number(verdict, winner.best),
+            _times(winner.best.over_best_plain),
+            winner.contender.name,
+        )
+        for winner in verdict.winners
+    ]
+    unit = METRICS[verdict.metric].unit or verdict.metric
+    head = ("load point", "winner", unit, "vs best plain", f"t{best.trial:04d} here", "vs best plain", "configuration")
+    yield from _table(head, rows, left=(0, 1, 6))
+
+
+def _ranking(verdict: Verdict, top: int) -> Iterator[str]:
+    shown = verdict.ranking[:top]
+    if not shown:
+        return
+    of = f" of {len(verdict.ranking)} ranked" if len(verdict.ranking) > len(shown) else ""
+    yield _title(verdict, f"Top {len(shown)}{of}")
+    rows = [
+        (
+            str(place),
+            f"t{contender.trial:04d}",
+            _number(verdict, contender),
+            _times(contender.over_start),
+            _decimals(contender.accept_length),
+            _decimals(contender.break_even),
+            _decimals(contender.margin, sign="+"),
+            contender.name,
+        )
+        for place, contender in enumerate(shown, start=1)
+    ]
+    unit = METRICS[verdict.metric].unit or verdict.metric
+    head = ("#", "trial", unit, "vs start", "accept", "break-even", "distance", "configuration")
+    yield from _table(head, rows, left=(1, 7))
+
+
+def _outcomes(verdict: Verdict) -> Iterator[str]:
+    outcomes = verdict.outcomes
+    counts = " + ".join(f"{count} {status}" for status, count in outcomes.counts.items())
+    retried = outcomes.attempts - outcomes.proposals
+    more = f"; {retried} more {'attempts were' if retried > 1 else 'attempt was'} a retry" if retried else ""
+    yield from _wrapped(f"{_title(verdict, 'Trials')}: {outcomes.proposals} proposed = {counts}{more}.")
+    for failure in outcomes.failures:
+        trials = ", ".join(f"t{number:04d}" for number in failure.trials[:3]) + (", …" * (len(failure.trials) > 3))
+        what = f"{failure.status} {failure.reason} × {failure.attempts} ({trials})"
+        yield from _wrapped(f"{what}: {failure.advice}", indent="    ", first="  - ")
+    if outcomes.time_spent.total_s > 0:
+        yield from _wrapped(_time(outcomes.time_spent))
+
+
+def _time(spent: TimeSpent) -> str:
+    phases = sorted(spent.by_phase_s.items(), key=lambda entry: -entry[1])
+    shares = [f"{name} {seconds / spent.total_s:.0%}" for name, seconds in phases if seconds / spent.total_s >= 0.01]
+    lost = f"; {spent.lost_share:.0%} went into attempts without a usable number" if spent.lost_s else ""
+    return f"Time: {_hours(spent.total_s)} {spent.unit}: {', '.join(shares)}{lost}."
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"
+
+
+def _warnings(verdict: Verdict) -> Iterator[str]:
+    if verdict.warnings:
+        yield "Warnings"
+    for warning in verdict.warnings:
+        yield from _wrapped(warning, indent="    ", first="  - ")
+
+
+def _command(verdict: Verdict) -> Iterator[str]:
+    best = verdict.recommended
+    yield from _wrapped(f"{_title(verdict, 'Launch command')} of {best.title}")
+    yield from wrap_command(best.command) if best.command else ("  not known",)
+    if verdict.facts.results:
+        yield ""
+        yield f"Rows and logs: {verdict.facts.results}"
+
+
+def _title(verdict: Verdict, text: str) -> str:
+    return f"{text} ({_SIMULATED})" if verdict.simulated else text
+
+
+def _value(verdict: Verdict, contender: Contender) -> str:
+    return METRICS[verdict.metric].format(contender.objective)
+
+
+def _number(verdict: Verdict, contender: Contender) -> str:
+    return _value(verdict, contender).removesuffix(f" {METRICS[verdict.metric].unit}")
+
+
+def _times(ratio: Ratio | None) -> str:
+    return "–" if ratio is None else f"{ratio.value:.2f}×"
+
+
+def _decimals(value: float | None, sign: str = "") -> str:
+    return "–" if value is None else f"{value:{sign}.2f}".replace("-", "−")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int]) -> Iterator[str]:
+    """Columns aligned to the right but for those in `left`; the last one is cut where the line ends."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        cells = [
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        line = ("  " + "  ".join(cells)).rstrip()
+        yield line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+
+
+def _wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,69 @@
+"""`python -m specsearch.report RESULTS`: the verdict again, from the rows of a results folder."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specsearch.cli import parser, run_command
+
+if TYPE_CHECKING:
+    from specsearch.storage import ResultsFolder
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of `report`."""
+    made = parser("report", "Print the verdict of a study again, from the rows of its results folder alone.")
+    made.add_argument("results", type=Path, metavar="RESULTS", help="results folder of a study, finished or running")
+    made.add_argument("--top", type=int, default=10, metavar="N", help="trials of the ranking to show; default: 10")
+    return made
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what the rows of the folder say."""
+    from specsearch.errors import StorageError
+    from specsearch.storage import ResultsFolder
+
+    folder = ResultsFolder(arguments.results)
+    if not folder.trials_dir.is_dir():
+        raise StorageError(f"{folder.path} is no results folder: it has no trials/")
+    return show_report(folder, arguments.format, top=arguments.top)
+
+
+def show_report(
+    folder: "ResultsFolder", output_format: str, *, top: int = 10, ended: str | None = None, notes: Sequence[str] = ()
+) -> int:
+    """Print the verdict as `text` or `json`.
+
+    `ended` says why the search ended and `notes` what else is to be warned of; rows do not know either.
+    """
+    from specsearch.analysis.text import verdict_lines
+    from specsearch.analysis.verdict import StudyFacts, verdict
+    from specsearch.errors import NoRankableTrial
+    from specsearch.storage import check_fingerprint
+
+    stored = folder.read()
+    if stored.objective is None or stored.fingerprint is None:
+        left_out = "".join(f"\n  - {problem}" for problem in stored.problems)
+        raise NoRankableTrial(f"{folder.path} holds no trial that can be read{left_out}")
+    reused = check_fingerprint(stored.fingerprints, stored.fingerprints[stored.fingerprint], extend=True)
+    facts = StudyFacts(
+        name=stored.study or "", results=str(folder.path), ended=ended, notes=(*notes, *stored.problems, *reused)
+    )
+    said = verdict(stored.results, stored.objective, facts)
+    if output_format == "json":
+        print(json.dumps(said.to_json(), indent=2, allow_nan=False, ensure_ascii=False))
+    else:
+        print("\n".join(verdict_lines(said, top=top)))
+    return 0
+
+
+def main() -> int:
+    """Run the command."""
+    return run_command(build_parser, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

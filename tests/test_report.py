@@ -1,0 +1,98 @@
+"""`report` gives the verdict from the rows alone."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specsearch import report
+from specsearch.cli import run_command
+from specsearch.storage import ResultsFolder
+from specsearch.study import Objective
+from specsearch.trial import TrialStatus
+from tests.storage.made_rows import FIELDS, PLAIN_POINT, baseline, origin_tree, stamp, trial
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ResultsFolder:
+    made = ResultsFolder(tmp_path / "kimi")
+    made.write(baseline(), stamp())
+    made.write(origin_tree(), stamp())
+    return made
+
+
+def run(*argv: str) -> int:
+    return run_command(report.build_parser, report.run, argv)
+
+
+def test_the_origin_story_is_reported_from_its_rows(folder: ResultsFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(folder.path)) == 0
+    said = capsys.readouterr().out
+    assert "No speculation beats the baseline" in said
+    assert "3.33" in said
+    assert said.count("\n") < 60
+
+
+def test_the_same_verdict_comes_as_json(folder: ResultsFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(folder.path), "--format", "json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["finding"], said["facts"]["name"]) == ("slower", "kimi")
+    assert said["outcomes"]["counts"] == {"ok": 2}
+
+
+def test_the_objective_is_the_one_the_rows_were_made_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No search-space file is read."""
+    folder = ResultsFolder(tmp_path)
+    for result, first_token_ms in ((baseline(), 200.0), (origin_tree(), 100.0)):
+        measurements = tuple(
+            replace(m, values={**m.values, "ttft_p50_ms": first_token_ms}) for m in result.measurements
+        )
+        folder.write(replace(result, measurements=measurements), stamp(objective=Objective("ttft_p50_ms")))
+    assert run(str(tmp_path)) == 0
+    assert "least ttft_p50_ms" in capsys.readouterr().out
+
+
+def test_files_that_were_left_out_are_named(folder: ResultsFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """RS-04."""
+    (folder.trials_dir / "t0002-1.parquet").write_bytes(b"")
+    assert run(str(folder.path)) == 0
+    assert "trials/t0002-1.parquet is empty" in capsys.readouterr().out
+
+
+def test_a_folder_without_rows_or_without_a_ranked_one_exits_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ResultsFolder(tmp_path / "kimi")
+    folder.create()
+    assert run(str(folder.path)) == 1
+    assert "holds no trial" in capsys.readouterr().err
+    folder.write(trial(0, PLAIN_POINT, status=TrialStatus.FAILED, reason="gpu_not_free"), stamp())
+    assert run(str(folder.path)) == 1
+    assert "no trial can be ranked (1 failed)" in capsys.readouterr().err
+
+
+def test_a_path_that_is_no_results_folder_exits_4_and_is_not_made_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(str(tmp_path / "nothing")) == 4
+    assert "no results folder" in capsys.readouterr().err
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_rows_of_another_model_in_the_folder_exit_4(folder: ResultsFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """SR-07: one results folder, one study."""
+    folder.write(trial(5, PLAIN_POINT), stamp({**FIELDS, "engine.model": "/models/llama"}))
+    assert run(str(folder.path)) == 4
+    assert "engine.model: /models/kimi → /models/llama" in capsys.readouterr().err
+
+
+def test_rows_of_an_extended_study_are_reported_together_and_said(
+    folder: ResultsFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wider = stamp({**FIELDS, "space.num_steps": "an integer from 1 to 8"})
+    folder.write(replace(origin_tree(5), ended_at=9000.0), wider)
+    assert run(str(folder.path)) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "space.num_steps: an integer from 1 to 5 → an integer from 1 to 8" in said
+    assert "Trials: 3 proposed = 3 ok" in said
