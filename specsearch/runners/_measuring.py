@@ -1,0 +1,128 @@
+"""Warm-up and measurement of every load point of a study on one ready server."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from specsearch.config import Limits
+from specsearch.engines import Server
+from specsearch.errors import InvalidTrial
+from specsearch.loadgen import check_load_point, measure_repeat, near_ceiling_warning, warm_up
+from specsearch.metrics import Summary, summarise
+from specsearch.runners._record import TrialRecord
+from specsearch.trial import Measurement
+from specsearch.workload import LoadPoint
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A ready server, and what its numbers are written into."""
+
+    record: TrialRecord
+    server: Server
+    base_url: str
+    limits: Limits
+    alive: Callable[[], str | None]
+    token: str  # the requests' ids begin with it
+
+    def warm_up(self, load_points: Sequence[LoadPoint]) -> None:
+        """Send unmeasured prompts at every concurrency, so that kernels and graphs are warm."""
+        for load_point in load_points:
+            self.record.say(f"warming up {load_point.name}")
+            warm_up(
+                load_point,
+                self.base_url,
+                limits=self.limits,
+                stop=self.record.stop,
+                alive=self.alive,
+                rid_prefix=self.token,
+            )
+
+    def measure(self, load_points: Sequence[LoadPoint]) -> None:
+        """Measure all repeats of all load points; what was measured stays in the record if a gate then refuses it."""
+        for load_point in load_points:
+            summaries = [self._repeat(load_point, repeat) for repeat in range(load_point.repeats)]
+            check_load_point(summaries, self.limits, load_point=load_point.name)
+            self._warn_near_ceiling(summaries, load_point)
+
+    def _repeat(self, load_point: LoadPoint, repeat: int) -> Summary:
+        """One repeat, from a flushed cache."""
+        self.server.flush_cache()
+        before = self.server.decode_passes()
+        title = f"{load_point.name} repeat {repeat + 1}/{load_point.repeats}"
+        self.record.say(title)
+        measured = measure_repeat(
+            load_point,
+            self.base_url,
+            limits=self.limits,
+            stop=self.record.stop,
+            alive=self.alive,
+            on_progress=lambda done, speed: self.record.say(
+                f"{title}, {done}/{load_point.requests_per_repeat} requests", output_tokens_per_s=speed
+            ),
+            rid_prefix=self.token,
+        )
+        summary = summarise(measured.records, measured.duration_s)
+        share = _share(before, self.server.decode_passes())
+        summary = replace(summary, values={**summary.values, "cuda_graph_share": share})
+        self._keep(load_point, repeat, summary, measured.started_at)
+        return summary
+
+    def _keep(self, load_point: LoadPoint, repeat: int, summary: Summary, started_at: float) -> None:
+        self.record.measurements.append(
+            Measurement(
+                workload=load_point.workload.name,
+                workload_digest=load_point.workload.digest,
+                workload_kind=load_point.workload.kind,
+                concurrency=load_point.concurrency,
+                repeat=repeat,
+                values=summary.values,
+                accepted_histogram=summary.accepted_histogram,
+                accept_source=summary.accept_source,
+                started_at=started_at,
+            )
+        )
+        self.record.say(
+            f"{load_point.name} repeat {repeat + 1}/{load_point.repeats} done",
+            output_tokens_per_s=summary.values["output_tokens_per_s"],
+            accept_length=summary.values["accept_length"],
+        )
+
+    def _warn_near_ceiling(self, summaries: Sequence[Summary], load_point: LoadPoint) -> None:
+        asked = self.record.request.point.get("num_draft_tokens")
+        if isinstance(asked, int):
+            warning = near_ceiling_warning(summaries, load_point=load_point.name, num_draft_tokens=asked)
+            self.record.warnings += [warning] if warning else []
+
+
+def _share(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
+    """Decode passes inside a graph over all decode passes between two readings."""
+    if before is None or after is None:
+        return None
+    inside, outside = after[0] - before[0], after[1] - before[1]
+    return inside / (inside + outside) if inside + outside > 0 else None
+
+
+def require_graphs(measurements: list[Measurement], *, decode_in_graph_share: float | None) -> list[str]:
+    """Refuse a trial that asked for graphs and never ran in one; warn where decoding fell out of them.
+
+    `decode_in_graph_share` is what the log says, used where the server's counters are missing.
+    """
+    shares = [m.values.get("cuda_graph_share") for m in measurements]
+    known = [share for share in shares if share is not None] or (
+        [decode_in_graph_share] if decode_in_graph_share is not None else []
+    )
+    if known and max(known) == 0:
+        raise InvalidTrial(
+            "graphs_not_active",
+            "CUDA graphs were asked for and no decode pass ran inside one",
+            advice="see the log for why capture was skipped; set the graph batch to at least the concurrency",
+        )
+    if known and min(known) < _GRAPH_COVERAGE:
+        return [
+            f"only {min(known):.0%} of decode passes ran inside a captured graph; "
+            "raise the graph batch to the concurrency, and do not judge the graph knob by this trial"
+        ]
+    return []
+
+
+_GRAPH_COVERAGE = 0.95

@@ -1,0 +1,121 @@
+"""Waiting for a starting server: patience while its log grows, an early end when it dies, hangs or is a stranger."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsearch.clock import Clock
+from specsearch.config import Limits
+from specsearch.engines import Engine, Server
+from specsearch.errors import FailedTrial
+from specsearch.host.processes import ServerProcess
+from specsearch.runners._record import TrialRecord
+from specsearch.trial import Phase
+
+_LONGEST_LOG = 64 << 20  # a log beyond this is read from its end
+_HEALTH_TIMEOUT_S = 25.0  # SGLang's /health generates a token and waits up to 20 s for it
+
+
+def read_log(path: Path) -> str:
+    """The log as text; empty when there is none yet."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _LONGEST_LOG))
+            return file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def last_line(path: Path) -> str:
+    """The last line of the log, for whoever watches."""
+    lines = [line for line in read_log(path)[-2000:].splitlines() if line.strip()]
+    return lines[-1].strip()[:120] if lines else ""
+
+
+@dataclass
+class _LogWatch:
+    """Tells how long a log has been silent."""
+
+    path: Path
+    clock: Clock
+    size: int = -1
+    changed_at: float = 0.0
+
+    def silent_s(self) -> float:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size != self.size:
+            self.size, self.changed_at = size, self.clock.monotonic()
+        return self.clock.monotonic() - self.changed_at
+
+
+def wait_until_ready(
+    record: TrialRecord, engine: Engine, server: Server, process: ServerProcess, limits: Limits, *, poll_s: float
+) -> None:
+    """Return once the server says it is ready and its log agrees.
+
+    Raises the engine's own failure when it died, FailedTrial `startup_hang` after `limits.silence_s` without a new
+    line, `startup_hard_cap` after `limits.start_s`, AbortedTrial when the study is stopped.
+    """
+    assert record.plan is not None
+    path, clock = record.plan.log_path, record.clock
+    watch, began = _LogWatch(path, clock), clock.monotonic()
+    while True:
+        record.raise_if_stopped()
+        raise_if_dead(record, engine, process)
+        silent_s = watch.silent_s()
+        log = engine.read_log(read_log(path))
+        if log.ready and server.is_healthy(_HEALTH_TIMEOUT_S):
+            return
+        if log.hopeless:
+            raise engine.failure(read_log(path), exit_code=None, phase=Phase.READY)
+        _raise_if_late(record, silent_s, clock.monotonic() - began, limits)
+        record.say(last_line(path))
+        clock.sleep(poll_s)
+
+
+def _raise_if_late(record: TrialRecord, silent_s: float, waited_s: float, limits: Limits) -> None:
+    assert record.plan is not None
+    line = last_line(record.plan.log_path)
+    if silent_s > limits.silence_s:
+        raise FailedTrial(
+            "startup_hang",
+            f"the server logged nothing for {silent_s:.0f} s while starting (limit {limits.silence_s:.0f} s)",
+            detail=line,
+            advice="look at the last log line; a hang in the first collective: check IOMMU/ACS, try NCCL_P2P_DISABLE=1",
+        )
+    if waited_s > limits.start_s:
+        raise FailedTrial(
+            "startup_hard_cap",
+            f"the server was not ready after {waited_s:.0f} s (limit {limits.start_s:.0f} s) though it still logs",
+            detail=line,
+            advice="raise limits.start in the search-space file if a start really takes that long",
+        )
+
+
+def raise_if_dead(record: TrialRecord, engine: Engine, process: ServerProcess) -> None:
+    """End the trial with the engine's own reason when its server has exited."""
+    assert record.plan is not None
+    exit_code = process.exit_code()
+    if exit_code is not None:
+        record.exit_code = exit_code
+        raise engine.failure(read_log(record.plan.log_path), exit_code=exit_code, phase=record.phase)
+
+
+def require_our_server(server: Server) -> None:
+    """Nothing is measured on a stranger's server."""
+    if not server.is_ours():
+        raise FailedTrial(
+            "wrong_server",
+            "the server that answers on our port is not the one that was launched",
+            advice="find out who listens there; specsearch leaves it alone",
+        )
+
+
+def require_generation(server: Server, timeout_s: float) -> None:
+    """A health endpoint may say yes while nothing is generated; the first request may still compile kernels."""
+    if not server.generates(timeout_s):
+        raise FailedTrial(
+            "hang_at_readiness",
+            f"the server says it is healthy but answered no generation within {timeout_s:.0f} s",
+            advice="see its log; a scheduler that hangs answers /health all the same",
+        )
