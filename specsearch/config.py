@@ -1,10 +1,18 @@
-"""Search-space YAML → validated StudyConfig; the only place that knows YAML and pydantic."""
+"""Search-space YAML → validated StudyConfig.
 
+This module and the folder _search_space_file, which holds the grammar, are the only place that knows YAML and pydantic.
+"""
+
+import hashlib
+import json
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from specsearch.search_space import Point, SearchSpace, Value
+from specsearch.errors import ConfigError
+from specsearch.search_space import IntParameter, Parameter, Point, SearchSpace, Value
 from specsearch.study import Budget, Objective
 from specsearch.workload import LoadPoint
 
@@ -19,6 +27,7 @@ class SimulatedHardware:
     time_scale: float = 0.02  # seconds that a second of loading takes; decoding is never scaled
     seed: int = 0
     noise: float = 0.01  # relative standard deviation of a step
+    gpus: int | None = None  # of the pretended node; None: as many as the study needs
     faults: tuple[Mapping[str, object], ...] = ()
 
 
@@ -90,4 +99,115 @@ class StudyConfig:
 
 def load_study(path: Path) -> StudyConfig:
     """Read a search-space file; raises ConfigError that lists everything wrong with it, with line numbers."""
-    raise NotImplementedError
+    from specsearch._search_space_file import read_study  # here, so that the dataclasses come without pydantic
+
+    return read_study(path)
+
+
+def with_budget(config: StudyConfig, trials: int | None = None, wall_time_s: float | None = None) -> StudyConfig:
+    """The study with another budget; None keeps what the file says. Raises ConfigError for a budget of nothing."""
+    problems = []
+    if trials is not None and trials < 1:
+        problems.append(f"{trials} trials are none; give 1 or more")
+    if wall_time_s is not None and not 0 < wall_time_s < math.inf:
+        problems.append(f"a time budget of {wall_time_s:g} s leaves no time; give more than 0")
+    if problems:
+        raise ConfigError("budget", problems)
+    budget = config.budget
+    budget = budget if trials is None else replace(budget, trials=trials)
+    return replace(config, budget=budget if wall_time_s is None else replace(budget, wall_time_s=wall_time_s))
+
+
+_UNIT_S: Mapping[str, float] = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|s|m|h|d)")
+_LONGEST_S = 366 * 86400
+
+
+def parse_duration(value: str | float) -> float:
+    """Seconds from 90, "90", "90s", "30m", "8h" or "1h30m"; raises ValueError with a sentence."""
+    text = str(value).replace(" ", "")
+    parts = _DURATION.findall(text)
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", text):
+        seconds = float(text)
+    elif parts and "".join(number + unit for number, unit in parts) == text:
+        seconds = math.fsum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    else:
+        raise ValueError(f"expected a time such as 90, 90s, 30m or 8h, saw {str(value)[:40]!r}")
+    if not 0 < seconds <= _LONGEST_S:
+        raise ValueError(f"expected a time above 0 and within a year, saw {str(value)[:40]!r}")
+    return seconds
+
+
+def to_fingerprint_fields(config: StudyConfig) -> dict[str, str]:
+    """What the numbers of a study depend on, flat and readable: engine, model, space, load points, objective.
+
+    Two studies whose fields differ must not share a results folder, and the fields say in what they differ. Budget,
+    sampler, cluster, time limits and the name are not among them. Of a local model or drafter the configuration and
+    the names and sizes of the weights count, so that another model under the same path is noticed.
+    """
+    engine = config.engine
+    fields = {
+        "engine.type": engine.type,
+        "engine.model": engine.model,
+        "engine.tp_size": str(engine.tp_size),
+        "engine.command_prefix": " ".join(engine.command_prefix),
+        "objective": _objective_text(config.objective),
+        "baseline": ", ".join(f"{name} {_text(value)}" for name, value in sorted(config.baseline.items())),
+        "space.constraints": " and ".join(sorted(f"({constraint.source})" for constraint in config.space.constraints)),
+    }
+    fields |= {f"engine.args.{name}": _text(value) for name, value in engine.args.items()}
+    fields |= {f"engine.env.{name}": value for name, value in engine.env.items()}
+    if engine.type == "simulated":
+        machine = asdict(engine.simulated)
+        fields |= {f"engine.simulated.{name}": json.dumps(value, sort_keys=True) for name, value in machine.items()}
+    fields |= {f"space.{parameter.name}": _parameter_text(parameter) for parameter in config.space.parameters}
+    fields |= {f"load_points.{point.name}": _load_point_text(point) for point in config.load_points}
+    shares = ("failed_request_share", "cached_token_share", "degenerate_share")
+    fields |= {f"limits.{name}": f"{getattr(config.limits, name):g}" for name in shares}
+    fields |= {f"engine.files.{path}": digest for path in _model_paths(config) if (digest := _model_digest(Path(path)))}
+    return dict(sorted(fields.items()))
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _objective_text(objective: Objective) -> str:
+    bounds = f" subject to {', '.join(map(str, objective.subject_to))}" if objective.subject_to else ""
+    return f"{objective.metric} at {', '.join(objective.at) or 'all'}, {objective.aggregate}{bounds}"
+
+
+def _parameter_text(parameter: Parameter) -> str:
+    if isinstance(parameter, IntParameter):
+        step = f" step {parameter.step}" if parameter.step > 1 else ""
+        values = f"int {parameter.low}..{parameter.high}{step}{' log' if parameter.log else ''}"
+    else:
+        values = "choice " + ", ".join(map(_text, parameter.values))
+    conditions = [f"{name} in [{', '.join(map(_text, values))}]" for name, values in sorted(parameter.when.items())]
+    return values + (f" when {' and '.join(conditions)}" if conditions else "")
+
+
+def _load_point_text(point: LoadPoint) -> str:
+    requests = f"requests {point.requests_per_repeat} repeats {point.repeats}"
+    return f"digest {point.workload.digest} output_tokens {point.output_tokens} {requests}"
+
+
+def _model_paths(config: StudyConfig) -> list[str]:
+    drafter = config.space.by_name.get("draft_model")
+    return [config.engine.model, *(str(value) for value in (drafter.all_values() if drafter else ()))]
+
+
+def _model_digest(folder: Path) -> str | None:
+    """Twelve hex digits over config.json and the names and sizes of the weights; None when it is no local model."""
+    try:
+        if not folder.is_absolute() or not folder.is_dir():
+            return None
+        digest = hashlib.sha256()
+        for file in sorted(folder.iterdir()):
+            if file.name == "config.json" or file.name.endswith(".index.json"):
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+            elif file.suffix in (".safetensors", ".bin", ".pt", ".gguf"):
+                digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+    except OSError:
+        return None
+    return digest.hexdigest()[:12]

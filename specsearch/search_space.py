@@ -135,7 +135,7 @@ class Constraint:
             return True
         try:
             return bool(_evaluate(self._tree.body, point))
-        except (TypeError, ZeroDivisionError):
+        except (TypeError, ArithmeticError):
             return False
 
 
@@ -187,8 +187,8 @@ def _evaluate(node: ast.expr, point: Point) -> object:
             return _OPERATORS[type(node.op)](_evaluate(node.operand, point))
         case ast.BinOp():
             left, right = _evaluate(node.left, point), _evaluate(node.right, point)
-            if isinstance(left, str) or isinstance(right, str):
-                raise TypeError("arithmetic on text")
+            if isinstance(left, str | list) or isinstance(right, str | list):
+                raise TypeError("arithmetic on text or lists")
             return _OPERATORS[type(node.op)](left, right)
         case ast.BoolOp():
             parts = (bool(_evaluate(value, point)) for value in node.values)

@@ -1,0 +1,133 @@
+"""The names of knobs, flags and environment variables: what they are called here and which ones are not free."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+
+from specsearch._search_space_file.document import did_you_mean
+
+ENV = "env."
+
+# Named knobs and what their values are.
+KNOBS: Mapping[str, type[bool | int | str]] = {
+    "speculative_algorithm": str,
+    "draft_model": str,
+    "num_steps": int,
+    "eagle_topk": int,
+    "num_draft_tokens": int,
+    "cuda_graph": bool,
+    "cuda_graph_max_bs": int,
+    "cuda_graph_bs": str,
+    "num_continuous_decode_steps": int,
+    "custom_all_reduce": bool,
+    "attention_backend": str,
+}
+SMALLEST: Mapping[str, int] = {
+    "num_steps": 1,
+    "eagle_topk": 1,
+    "num_draft_tokens": 2,  # the root and one draft
+    "cuda_graph_max_bs": 1,
+    "num_continuous_decode_steps": 1,
+}
+LISTS = ("cuda_graph_bs", "cuda_graph_bs_prefill")  # batch sizes, kept as one text: "1 2 4 8"
+
+# SGLang's own spellings of named knobs.
+ALIASES: Mapping[str, str] = {
+    "speculative_algo": "speculative_algorithm",
+    "speculative_draft_model_path": "draft_model",
+    "speculative_draft_model": "draft_model",
+    "draft_model_path": "draft_model",
+    "speculative_num_steps": "num_steps",
+    "speculative_eagle_topk": "eagle_topk",
+    "speculative_num_draft_tokens": "num_draft_tokens",
+    "cuda_graph_max_bs_decode": "cuda_graph_max_bs",
+    "cuda_graph_bs_decode": "cuda_graph_bs",
+}
+# SGLang's switches that turn off what a named knob turns on.
+NEGATIONS: Mapping[str, str] = {"disable_cuda_graph": "cuda_graph", "disable_custom_all_reduce": "custom_all_reduce"}
+
+_TP_SIZE = "it is engine.tp_size"
+_MODEL = "it is engine.model"
+_ONE_NODE = "a trial runs on one node"
+OWNED_FLAGS: Mapping[str, str] = {
+    "port": "every trial gets a fresh port",
+    "host": "servers of trials listen on this machine only",
+    "model": _MODEL,
+    "model_path": _MODEL,
+    "tp": _TP_SIZE,
+    "tp_size": _TP_SIZE,
+    "tensor_parallel_size": _TP_SIZE,
+    "served_model_name": "servers of trials go by the name of their model",
+    "weight_version": "a trial recognises its own server by it",
+    "config": "a second file of arguments would hide what was launched",
+    "use_ray": "it would take the GPUs of a trial a second time",
+    "nnodes": _ONE_NODE,
+    "node_rank": _ONE_NODE,
+    "dist_init_addr": _ONE_NODE,
+    "base_gpu_id": "a trial owns the GPUs it was given",
+    "gpu_id_step": "a trial owns the GPUs it was given",
+    "log_requests": "it writes every prompt into the trial's log while the clock runs",
+    "crash_dump_folder": "every trial has its own log folder",
+}
+_OWNED_VARIABLES: Mapping[str, str] = {
+    "CUDA_VISIBLE_DEVICES": "a trial owns the GPUs it was given",
+    "NVIDIA_VISIBLE_DEVICES": "a trial owns the GPUs it was given",
+    "TMPDIR": "every trial gets its own",
+}
+
+# NVIDIA/nccl 698, 355 and 1739: other thread counts and buffer sizes gave wrong sums or hung.
+POWERS_OF_TWO = tuple(
+    f"{ENV}{name}" for name in ("NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE")
+)
+
+_FLAG = re.compile(r"[a-z][a-z0-9_]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# How near a name must be to a named knob to be taken for a slip: `num_step` is (0.94),
+# `prefill_attention_backend`, a flag of its own, is not (0.81).
+_A_SLIP = 0.9
+
+
+def canonical(name: str) -> str:
+    """The one name of a knob, whichever of its spellings is given."""
+    return ALIASES.get(name, name)
+
+
+def name_problem(name: str) -> str | None:
+    """Why a parameter or pinned setting cannot have this name, or None."""
+    if name.startswith(ENV):
+        return variable_problem(name.removeprefix(ENV))
+    if not _FLAG.fullmatch(name):
+        underscored = name.lstrip("-").replace("-", "_")
+        near = f"; did you mean '{underscored}'?" if _FLAG.fullmatch(underscored) else ""
+        return f"a name is written in small letters, digits and underscores{near}"
+    if name in OWNED_FLAGS:
+        return f"is set by specsearch: {OWNED_FLAGS[name]}"
+    if canonical(name) in KNOBS or name in NEGATIONS:
+        return None
+    meant = slip(name)
+    return f"unknown knob; did you mean '{meant}'?" if meant else None
+
+
+def slip(name: str) -> str | None:
+    """The named knob that a name was most likely meant to be; None when it is one, or a flag of its own."""
+    if name in KNOBS or name in ALIASES or name in NEGATIONS or name.startswith(ENV):
+        return None
+    near = difflib.get_close_matches(name, [*KNOBS, *ALIASES], n=1, cutoff=_A_SLIP)
+    return near[0] if near else None
+
+
+def variable_problem(name: str) -> str | None:
+    """Why an environment variable cannot be set, or None."""
+    if not _VARIABLE.fullmatch(name):
+        return "an environment variable is named in letters, digits and underscores"
+    if name.startswith("SPECSEARCH_"):
+        return "is set by specsearch: variables that begin with SPECSEARCH_ are its own"
+    if name in _OWNED_VARIABLES:
+        return f"is set by specsearch: {_OWNED_VARIABLES[name]}"
+    return None
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """What is said of a name that is no parameter of the space."""
+    known = sorted(known)
+    return "no such parameter" + (did_you_mean(name, known) or f"; there are {', '.join(known) or 'none'}")
