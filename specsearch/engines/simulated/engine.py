@@ -1,0 +1,74 @@
+"""The simulated engine as the rest of specsearch sees it: SGLang's driver, another program behind it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsearch.engines.sglang import SGLangEngine
+from specsearch.engines.sglang.fitness import Findings, examine_flags
+from specsearch.engines.sglang.flags import ENV, reserved_problem, unknown_problem
+from specsearch.engines.sglang.version import Installation
+from specsearch.engines.simulated.arguments import MODELLED, VERSION, known_flags
+from specsearch.engines.simulated.settings import VARIABLE, Simulation
+from specsearch.launch import LaunchPlan
+from specsearch.search_space import ALGORITHM, PLAIN, Point, SearchSpace, Value
+
+
+@dataclass(frozen=True)
+class SimulatedEngine(SGLangEngine):
+    """SGLang's command line, log and HTTP surface in front of a model of a machine; no file of a model is needed."""
+
+    name = "simulated"
+    is_simulated = True
+
+    @property
+    def simulation(self) -> Simulation:
+        """The machine that every trial pretends to be."""
+        hardware = self.config.simulated
+        names = [field.name for field in dataclasses.fields(Simulation)]
+        return Simulation(**{name: getattr(hardware, name) for name in names})
+
+    def version(self) -> str:
+        """The version whose surface is imitated, whatever is installed."""
+        return VERSION
+
+    def plan(
+        self, point: Point, *, port: int, log_path: Path, tmpdir: Path, gpu_indices: Sequence[int] | None, trial: str
+    ) -> LaunchPlan:
+        plan = super().plan(point, port=port, log_path=log_path, tmpdir=tmpdir, gpu_indices=gpu_indices, trial=trial)
+        return dataclasses.replace(plan, env={**plan.env, VARIABLE: self.simulation.as_json()})
+
+    def _pinned(self) -> Mapping[str, Value]:
+        """The drafter of the simulated machine serves where the search space names none."""
+        return {"draft_model": self.config.simulated.drafter, **self.config.args}
+
+    def _launcher(self) -> tuple[str, ...]:
+        return (self._python(), "-m", "specsearch.engines.simulated.server")
+
+    def _installation(self) -> Installation:
+        return Installation(VERSION)
+
+    def _examine_version(self, found: Findings, dry_run: bool) -> None:
+        """What the simulated machine cannot be is said here."""
+        found.errors += self.simulation.problems()
+        if self.config.version not in (None, VERSION):
+            found.warnings.append(
+                f"engine.version {self.config.version} is not consulted: the simulated engine imitates SGLang {VERSION}"
+            )
+
+    def _examine_flags(self, found: Findings, space: SearchSpace) -> None:
+        rules = self.rules
+        examine_flags(found, Installation(None), rules, space)
+        names = [name for name in dict.fromkeys((*rules.args, *space.by_name)) if not name.startswith(ENV)]
+        problems = [
+            unknown_problem(name, known_flags(), VERSION, rules.profile) for name in names if not reserved_problem(name)
+        ]
+        found.errors += filter(None, problems)
+
+    def _examine_drafters(self, found: Findings, space: SearchSpace, dry_run: bool) -> None:
+        """No model is read; what counts is whether the algorithm can be imitated."""
+        parameter = space.by_name.get(ALGORITHM)
+        for value in parameter.all_values() if parameter else ():
+            if value != PLAIN and str(value).upper() not in MODELLED:
+                found.errors.append(f"{ALGORITHM} {value} is not simulated; simulated are {', '.join(MODELLED)}")
