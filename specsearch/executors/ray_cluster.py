@@ -1,0 +1,207 @@
+"""The Ray cluster of a study: a fresh local one or one that is joined, and whether trials fit on its nodes."""
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray._private.worker import BaseContext
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from specsearch.clock import Clock
+from specsearch.errors import HostNotFit
+from specsearch.trial import StopFlag
+
+# Read by Ray's processes or by Tune while a session lasts; servers never see them (LaunchPlan.environment).
+RAY_ENVIRONMENT: Mapping[str, str] = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's own 15 would be every server's
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0 Tune then prints nothing of its own
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a FutureWarning in every worker without a GPU
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is the command's business
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",  # Tune's snapshots are never read: the rows are the memory
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+OBJECT_STORE_BYTES = 100 << 20  # only results travel; Ray's own choice is 30 % of the host's memory
+PROBE_POLL_S = 0.2
+CONNECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a study asks of a node."""
+
+    gpus_per_trial: int  # 0 for an engine on the CPU
+    trials_per_node: int = 1
+
+    def slots_on(self, gpus: int) -> int:
+        """How many trials a node with so many GPUs takes at once."""
+        return min(self.trials_per_node, gpus // self.gpus_per_trial) if self.gpus_per_trial else self.trials_per_node
+
+    def require(self, gpus_of: Mapping[str, int]) -> None:
+        """Raise HostNotFit where no node can ever take what is asked; asked and available are named."""
+        if any(self.slots_on(gpus) >= self.trials_per_node for gpus in gpus_of.values()):
+            return
+        asked = self.gpus_per_trial * self.trials_per_node
+        per_node = ", ".join(f"{node} has {gpus}" for node, gpus in gpus_of.items())
+        shared = f" ({self.trials_per_node} trials of {self.gpus_per_trial})" if self.trials_per_node > 1 else ""
+        largest = max(gpus_of.values(), default=0)
+        problem = f"the study needs {asked} GPUs on one node{shared}, the largest node has {largest}"
+        raise HostNotFit("no node is large enough", [problem + (f": {per_node}" if per_node else "")])
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster that is alive."""
+
+    id: str
+    name: str  # the host's, made unique where nodes share a host
+    gpus: int
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaySession:
+    """A connection to Ray."""
+
+    is_local: bool
+    dashboard_url: str | None
+
+
+@contextmanager
+def ray_session(
+    address: str | None, *, demand: Demand, gpus: Sequence[int] | None, include_dashboard: bool = True
+) -> Iterator[RaySession]:
+    """Connect to Ray for as long as the study runs; raises HostNotFit when its nodes are too small.
+
+    Without an address, and outside a Ray job, a local Ray is started. `gpus` are the indices of this host's GPUs
+    that trials may have, or those that the simulated engine pretends to have; None leaves it to Ray to find them.
+    """
+    joined = address or os.environ.get("RAY_ADDRESS")
+    if not joined and gpus is not None:
+        demand.require({"this host": len(gpus)})
+    with _environment(RAY_ENVIRONMENT), _visible(None if joined else gpus):
+        context = _join(joined) if joined else _start(demand, gpus, include_dashboard)
+        try:
+            fitting_nodes(demand)
+            url = context.dashboard_url
+            yield RaySession(is_local=not joined, dashboard_url=f"http://{url}" if url else None)
+        finally:
+            ray.shutdown()
+
+
+def _start(demand: Demand, gpus: Sequence[int] | None, include_dashboard: bool) -> BaseContext:
+    return ray.init(
+        address="local",
+        num_cpus=max(2, demand.trials_per_node),  # Ray starts an idle process per CPU, which servers would feel
+        num_gpus=None if gpus is None else len(gpus),
+        include_dashboard=include_dashboard,
+        object_store_memory=OBJECT_STORE_BYTES,
+        configure_logging=False,
+        log_to_driver=False,
+    )
+
+
+def _join(address: str) -> BaseContext:
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        if host and port.isdecimal():  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        # Workers of a cluster that somebody else started have none of RAY_ENVIRONMENT.
+        stay = {"env_vars": {"RAY_CHDIR_TO_TRIAL_DIR": RAY_ENVIRONMENT["RAY_CHDIR_TO_TRIAL_DIR"]}}
+        return ray.init(address=address, runtime_env=stay, configure_logging=False, log_to_driver=False)
+    except OSError as error:  # ConnectionError is one
+        raise HostNotFit("Ray", [f"no cluster answers at {address}: {error}"]) from error
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str], *, override: bool = False) -> Iterator[None]:
+    """Set variables and put everything back; what the user exported wins unless it is to be overridden."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: value for name, value in variables.items() if override or before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _visible(gpus: Sequence[int] | None) -> AbstractContextManager[None]:
+    """Ray deals out the GPUs that this variable lists, by the names it gives them, and refuses to deal out more."""
+    shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+    return _environment(shown, override=True)
+
+
+def alive_nodes() -> list[Node]:
+    """The nodes of the cluster, largest first."""
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    hosts = [node["NodeManagerHostname"] for node in alive]
+    nodes = []
+    for node, host in zip(alive, hosts, strict=True):
+        name = host if hosts.count(host) == 1 else f"{host}-{node['NodeID'][:6]}"
+        resources = node["Resources"]
+        nodes.append(Node(node["NodeID"], name, int(resources.get("GPU", 0)), int(resources.get("CPU", 0))))
+    return sorted(nodes, key=lambda node: (-node.gpus, node.name))
+
+
+def fitting_nodes(demand: Demand) -> list[Node]:
+    """The nodes that take trials, largest first; raises HostNotFit where there is none."""
+    nodes = alive_nodes()
+    demand.require({node.name: node.gpus for node in nodes})
+    return [node for node in nodes if demand.slots_on(node.gpus)]
+
+
+def places(demand: Demand, nodes: Sequence[Node]) -> tuple[dict[str, float], int]:
+    """What one trial reserves, in one bundle and so on one node, and how many trials run at once.
+
+    As many GPUs as it uses, unless a node could then take more trials than it is to: with several nodes each
+    trial reserves its whole share of a node, by which nodes of other sizes may fall out. A trial without GPUs
+    reserves its share of the CPUs instead.
+    """
+    asked, shares = demand.gpus_per_trial, demand.trials_per_node
+    if not asked:
+        return {"CPU": max(1, min(node.cpus for node in nodes) // shares)}, shares * len(nodes)
+    largest = max(node.gpus for node in nodes)
+    if len(nodes) > 1 and largest // asked > shares:
+        fewest = max(asked, largest // (shares + 1) + 1)  # with fewer the largest node could take one more
+        asked = max(fewest, min(node.gpus // shares for node in nodes if node.gpus // shares >= fewest))
+    return {"CPU": 1, "GPU": asked}, sum(min(shares, node.gpus // asked) for node in nodes)
+
+
+def wait_for_room(bundle: Mapping[str, float], *, timeout_s: float, clock: Clock, stop: StopFlag) -> None:
+    """Return once one trial fits somewhere, or on a stop.
+
+    Raises HostNotFit at once when none ever will, else after the timeout.
+    """
+    group = placement_group([dict(bundle)], strategy="STRICT_PACK")
+    deadline = clock.monotonic() + timeout_s
+    try:
+        while not group.wait(timeout_seconds=0) and stop.reason is None:
+            if _state(group) == "INFEASIBLE" or clock.monotonic() >= deadline:
+                raise HostNotFit("no node has room for a trial", [_shortfall(bundle, timeout_s)])
+            clock.sleep(PROBE_POLL_S)
+    finally:
+        remove_placement_group(group)
+
+
+def _state(group: PlacementGroup) -> str:
+    return str(placement_group_table(group)["stats"]["scheduling_state"])
+
+
+def _shortfall(bundle: Mapping[str, float], timeout_s: float) -> str:
+    free = available_resources_per_node()  # type: ignore[no-untyped-call]
+    asked = " and ".join(f"{amount:g} {kind}s" for kind, amount in bundle.items())
+    per_node = []
+    for node in alive_nodes():
+        left = free.get(node.id, {})
+        per_node.append(f"{node.name} has {left.get('GPU', 0):g} of {node.gpus} GPUs free")
+    return f"a trial needs {asked} on one node; after {timeout_s:g} s {', '.join(per_node)}; others hold the rest"

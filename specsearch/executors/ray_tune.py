@@ -1,0 +1,309 @@
+"""A study under Ray Tune: Tune runs the trials and asks the driver what to run."""
+
+import logging
+import pickle
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+from ray import tune
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.tune.experiment import Trial
+from ray.tune.search import Searcher
+
+from specsearch.clock import Clock, wait_until
+from specsearch.errors import HostNotFit
+from specsearch.executors.driver import RunTrial, StudyDriver
+from specsearch.executors.ray_cluster import Demand, alive_nodes, fitting_nodes, places, wait_for_room
+from specsearch.executors.ray_metrics import RayMetrics
+from specsearch.executors.ray_orders import Orders, SpecsearchOrders
+from specsearch.executors.ray_trial import (
+    BUG,
+    NODE_ID,
+    OUTCOME,
+    PARKED,
+    PROGRESS,
+    Job,
+    MakeWorkplace,
+    SpecsearchTrial,
+)
+from specsearch.study import Done, Wait
+from specsearch.trial import TrialRequest
+
+STUDY_BROKEN = "study_broken"  # why trials are told to stop when the study itself cannot go on
+PROCESS_START_S = 60.0  # room is there, and the trial's process is still starting
+HARD_STOP_S = 30.0  # what a hard stop leaves a trial to take its server down
+NODE_LOSS_S = 20.0  # Ray calls a killed node lost after 5 to 10 s
+MESSAGE_LENGTH = 500
+
+_log = logging.getLogger(__name__)
+
+
+def run_in_ray(
+    driver: StudyDriver,
+    *,
+    make_workplace: MakeWorkplace,
+    run_trial: RunTrial,
+    demand: Demand,
+    study_name: str,
+    resource_wait_s: float,
+    clock: Clock,
+    reuse_actors: bool = False,
+) -> Done:
+    """Run the study to its end on the Ray that this process is connected to.
+
+    Reused actors save about 3 s a trial, and the dashboard then cannot show each trial under its own name.
+
+    Raises HostNotFit when there is no room for a trial, and whatever the study itself raised.
+    """
+    nodes = fitting_nodes(demand)
+    bundle, slots = places(demand, nodes)
+    wait_for_room(bundle, timeout_s=resource_wait_s, clock=clock, stop=driver.stop)
+    driver.nodes = {node.name for node in nodes}
+    driver.observers.append(RayMetrics(driver, study_name))
+    orders = cast("ActorHandle[SpecsearchOrders]", ray.remote(SpecsearchOrders).options(num_cpus=0).remote())
+    names = {node.id: node.name for node in nodes}
+    job = Job(run_trial, make_workplace, demand.gpus_per_trial, reuse_actors, names, orders)
+    study = _StudyOnTune(driver, orders, names, clock, patience_s=resource_wait_s + PROCESS_START_S)
+    driver.begin()
+    with tempfile.TemporaryDirectory(prefix="specsearch-tune-") as folder:
+        _tuner(study, job, bundle, slots, Path(folder)).fit()
+    ray.kill(orders)
+    return study.outcome()
+
+
+def _tuner(study: "_StudyOnTune", job: Job, bundle: Mapping[str, float], slots: int, folder: Path) -> tune.Tuner:
+    logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)  # misses the files we turned off
+    trainable = tune.with_resources(
+        tune.with_parameters(SpecsearchTrial, job=job),
+        tune.PlacementGroupFactory([dict(bundle)], strategy="STRICT_PACK"),
+    )
+    trainable.__qualname__ = SpecsearchTrial.__qualname__  # what the dashboard calls the trials' processes
+    return tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            search_alg=_Searcher(study),
+            num_samples=-1,
+            max_concurrent_trials=slots,
+            reuse_actors=job.reuse_actors,
+            trial_name_creator=lambda trial: trial.config["request"].name,
+            trial_dirname_creator=lambda trial: f"{trial.config['request'].log_name}-{trial.trial_id}",
+        ),
+        run_config=tune.RunConfig(
+            name="study",
+            storage_path=str(folder),
+            verbose=0,
+            stop=_Stopper(study),
+            callbacks=[_Callback(study)],
+            failure_config=tune.FailureConfig(max_failures=0),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    )
+
+
+class _StudyOnTune:
+    """What Tune says, in the driver's words.
+
+    An exception out of a callback would make Tune call good trials failed, or end the experiment without the
+    trials' teardown; so the first one is kept, the trials are stopped, and `outcome` raises it.
+    """
+
+    def __init__(
+        self,
+        driver: StudyDriver,
+        orders: ActorHandle[Any],
+        node_names: Mapping[str, str],
+        clock: Clock,
+        *,
+        patience_s: float,
+    ) -> None:
+        self.must_stop = False
+        self._driver, self._orders, self._node_names, self._clock = driver, orders, node_names, clock
+        self._patience_s = patience_s
+        self._requests: dict[str, TrialRequest] = {}
+        self._parked: set[str] = set()
+        self._over = False
+        self._given = Orders()
+        self._error: Exception | None = None
+        self._stuck_since_s: float | None = None
+        self._hard_since_s: float | None = None
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Tune pickles what it was given, for a restore that never comes; of a live study nothing can be kept."""
+        return object, ()
+
+    def __deepcopy__(self, memo: object) -> "_StudyOnTune":
+        return self
+
+    def outcome(self) -> Done:
+        """How the study ended, once Tune is done."""
+        if self._error is not None:
+            raise self._error
+        end = self._driver.next()
+        if not isinstance(end, Done):
+            raise RuntimeError(f"Tune ended before the study did; the study would go on with {end}")
+        return end
+
+    def ask(self, trial_id: str) -> dict[str, Any] | str | None:
+        with self._kept():
+            action = self._driver.next() if self._error is None else None
+            match action:
+                case TrialRequest():
+                    self._requests[trial_id] = action
+                    return {"request": action, "unfit": frozenset(self._driver.unfit)}
+                case Wait():
+                    return None
+        self._over = True
+        return str(Searcher.FINISHED)
+
+    def hear(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """A step of a trial that goes on."""
+        request = self._requests.get(trial_id)
+        if request is None:
+            return
+        with self._kept():
+            if result.get(PARKED):
+                self._parked.add(trial_id)
+                self._driver.hand_back(self._requests.pop(trial_id))
+            else:
+                self._show_progress(request, result)
+
+    def end(self, trial_id: str, result: Mapping[str, Any] | None) -> None:
+        """A trial that Tune takes for ended without an error."""
+        self._parked.discard(trial_id)
+        request = self._requests.pop(trial_id, None)
+        if request is None:
+            return
+        with self._kept():
+            if result is None or result.get(PARKED):
+                self._driver.hand_back(request)
+            elif OUTCOME in result:
+                self._show_progress(request, result)
+                self._driver.finish(request, result[OUTCOME])
+            elif BUG in result:
+                raise RuntimeError(f"{request.name} raised what no trial may raise:\n{result[BUG]}")
+            else:
+                self._driver.lost(request, "actor_died", "stopped hard before it had ended", node=self._node_of(result))
+
+    def fail(self, trial: Trial) -> None:
+        """A trial whose process is gone, or raised."""
+        self._parked.discard(trial.trial_id)
+        error, node = _error_of(trial), self._node_of(trial.last_result or {})
+        with self._kept():
+            if isinstance(error, ActorUnavailableError):  # the first sign of a lost node, before Ray knows it is one
+                wait_until(lambda: node in self._lost_nodes(), timeout_s=NODE_LOSS_S, poll_s=0.1, clock=self._clock)
+            gone = self._lost_nodes()
+            for name in gone:
+                self._driver.node_unfit(name, "the node is gone")
+            request = self._requests.pop(trial.trial_id, None)
+            if request is None:
+                return
+            if not isinstance(error, RayActorError):
+                raise RuntimeError(f"{request.name} failed in Tune: {error}")
+            message = " ".join(str(error).split())[:MESSAGE_LENGTH]
+            self._driver.lost(request, "node_lost" if node in gone else "actor_died", message, node=node)
+
+    def look(self, trials: Sequence[Trial]) -> None:
+        """Once per turn of Tune's loop: pass orders on, and notice when nothing can go on."""
+        stop = self._driver.stop
+        reason = STUDY_BROKEN if self._error is not None else stop.reason
+        orders = Orders(stop=reason, hard=stop.hard, over=self._over)
+        if orders != self._given:
+            self._given = orders
+            self._orders.give.remote(orders)
+        if stop.hard and self._waited("_hard_since_s") > HARD_STOP_S:
+            self.must_stop = True
+        self._look_for_stuck(trials, stopping=reason is not None)
+
+    def _look_for_stuck(self, trials: Sequence[Trial], *, stopping: bool) -> None:
+        """Trials wait for room while none runs that could make it."""
+        busy = any(trial.status == Trial.RUNNING and trial.trial_id not in self._parked for trial in trials)
+        if busy or not any(trial.status == Trial.PENDING for trial in trials):
+            self._stuck_since_s = None
+        elif stopping:
+            self.must_stop = True
+        elif self._waited("_stuck_since_s") > self._patience_s:
+            self.must_stop = True
+            unfit = [f"{node}: {why}" for node, why in self._driver.unfit.items()]
+            with self._kept():
+                raise HostNotFit("no node has had room for a trial", [f"waited {self._patience_s:g} s", *unfit])
+
+    def _waited(self, since: str) -> float:
+        """Seconds since this was first asked; the attribute remembers."""
+        now = self._clock.monotonic()
+        if getattr(self, since) is None:
+            setattr(self, since, now)
+        return now - float(getattr(self, since))
+
+    def _show_progress(self, request: TrialRequest, result: Mapping[str, Any]) -> None:
+        if result.get(PROGRESS) is not None:
+            self._driver.progressed(request, result[PROGRESS])
+
+    def _node_of(self, result: Mapping[str, Any]) -> str | None:
+        return self._node_names.get(result.get(NODE_ID, ""))
+
+    def _lost_nodes(self) -> set[str]:
+        alive = {node.id for node in alive_nodes()}
+        return {name for id_, name in self._node_names.items() if id_ not in alive}
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - kept, logged and raised by `outcome`
+            _log.exception("the study cannot go on")
+            self._error = self._error or error
+
+
+class _Searcher(Searcher):
+    def __init__(self, study: _StudyOnTune) -> None:
+        super().__init__()
+        self._study = study
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]  # FINISHED is a str
+        return self._study.ask(trial_id)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self._study.hear(trial_id, result)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        if not error:  # an error comes again, with its cause, as on_trial_error
+            self._study.end(trial_id, result)
+
+    def save(self, checkpoint_path: str) -> None:
+        Path(checkpoint_path).write_text("{}")  # nothing to remember: the rows are the memory
+
+    def restore(self, checkpoint_path: str) -> None:
+        raise NotImplementedError("a study resumes from its rows, never from Tune's snapshots")
+
+
+class _Callback(tune.Callback):
+    def __init__(self, study: _StudyOnTune) -> None:
+        self._study = study
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        self._study.look(trials)
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._study.fail(trial)
+
+
+class _Stopper(tune.Stopper):
+    def __init__(self, study: _StudyOnTune) -> None:
+        self._study = study
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._study.must_stop
+
+
+def _error_of(trial: Trial) -> object:
+    """The exception that Tune has just written down for the trial."""
+    path = trial.pickled_error_file
+    return pickle.loads(Path(path).read_bytes()) if path else "Tune kept no error"
