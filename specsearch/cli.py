@@ -1,0 +1,81 @@
+"""What the commands share: the console script, error sentences, exit codes."""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from specsearch import __version__
+from specsearch.errors import SpecSearchError
+
+COMMANDS = {
+    "tune": "search the settings of a space and say which are fastest",
+    "check": "is this node, this engine, this drafter and this space fit?",
+    "report": "the verdict again, from the rows of a results folder",
+}
+EXIT_CODES = """\
+exit codes: 0 a verdict · 1 no trial can be ranked · 2 wrong configuration or usage · 3 the host or cluster is not fit ·
+4 the results folder cannot be used · 70 a bug of specsearch · 130 interrupted · 143 terminated"""
+
+
+def parser(command: str, description: str) -> argparse.ArgumentParser:
+    """The parser of one command with what all of them have."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m specsearch.{command}",
+        description=description,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--format", choices=("text", "json"), default="text", help="text for people, json for machines")
+    made.add_argument("--traceback", action="store_true", help="show where an error was raised")
+    made.add_argument("--version", action="version", version=f"specsearch {__version__}")
+    return made
+
+
+def run_command(
+    build_parser: Callable[[], argparse.ArgumentParser],
+    run: Callable[[argparse.Namespace], int],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Parse, run, and turn errors into a sentence on stderr and an exit code."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return run(arguments)
+    except SpecSearchError as error:
+        if arguments.traceback:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+    except Exception as error:  # noqa: BLE001 - the one place where a bug becomes an exit code
+        traceback.print_exc()
+        print(f"error: this is a bug of specsearch: {type(error).__name__}: {error}", file=sys.stderr)
+        return 70
+
+
+def main() -> int:
+    """The console script: `specsearch COMMAND …`."""
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        return _usage(sys.argv[1:])
+    command = sys.argv[1]
+    module = import_module(f"specsearch.{command}")
+    return run_command(module.build_parser, module.run, sys.argv[2:])
+
+
+def _usage(words: Sequence[str]) -> int:
+    wanted = bool(words) and words[0] in ("-h", "--help", "--version")
+    if words[:1] == ["--version"]:
+        print(f"specsearch {__version__}")
+        return 0
+    lines = ["usage: specsearch COMMAND …", "", *(f"  {name:<8} {what}" for name, what in COMMANDS.items())]
+    lines += ["", "specsearch COMMAND --help says more.", EXIT_CODES]
+    print("\n".join(lines), file=sys.stdout if wanted else sys.stderr)
+    if words and not wanted:
+        print(f"error: {words[0]!r} is no command; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
+    return 0 if wanted else 2

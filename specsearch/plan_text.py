@@ -1,0 +1,87 @@
+"""The plan of a study as people and machines read it, before anything is spent."""
+
+import json
+
+from specsearch.metrics import duration
+from specsearch.prepare import Cost, Prepared, cost
+from specsearch.search_space import point_key
+
+
+def show_plan(prepared: Prepared, style: str) -> int:
+    """Print what a dry run answers: first launch plans, what is searched, warnings, cost."""
+    print(json.dumps(_json(prepared), indent=2) if style == "json" else "\n".join(_lines(prepared)))
+    return 0
+
+
+def outlook_lines(prepared: Prepared, spent: Cost) -> list[str]:
+    """What is searched and what it may cost, in a few lines."""
+    config = prepared.config
+    return [
+        f"study {config.name} · engine {prepared.engine.name} {prepared.engine.version() or '(not installed)'}"
+        f" · model {config.engine.model} · {prepared.gpus_per_trial} GPUs a trial",
+        f"searches {', '.join(p.name for p in config.space.ordered)}: {_size(prepared)}",
+        "measures " + ", ".join(f"{point.name} × {point.repeats}" for point in config.load_points) + " in every trial",
+        cost_line(spent),
+    ]
+
+
+def cost_line(spent: Cost) -> str:
+    """At most so many launches, hours, GPU-hours and bytes."""
+    basis = "a guess until the first trial is measured" if spent.guessed else "from the trials measured so far"
+    return (
+        f"at most {spent.launches} launches, {duration(spent.hours * 3600)}, {spent.gpu_hours:.3g} GPU-hours, "
+        f"{spent.disk_bytes / 2**20:,.0f} MiB of logs ({basis})"
+    )
+
+
+def _size(prepared: Prepared) -> str:
+    points = prepared.config.space.valid_points(20_000)
+    if points is None:
+        return f"more than 20,000 configurations ({prepared.config.space.raw_size():,} combinations)"
+    return f"{len(points):,} configurations that the engine can run"
+
+
+def _lines(prepared: Prepared) -> list[str]:
+    lines = [*outlook_lines(prepared, cost(prepared, []))]
+    lines += [f"warning: {warning}" for warning in prepared.warnings]
+    for title, plan in prepared.first_plans():
+        lines += ["", f"# {title}", plan.shell()]
+    for number, problems in prepared.rejected_seeds():
+        lines += ["", f"# seed point {number} cannot be run: {'; '.join(problems)}"]
+    trials = prepared.config.budget.trials
+    more = "up to the budget" if trials is None else f"up to {trials} trials"
+    return [*lines, "", f"# then the sampler {prepared.config.sampler.type} proposes, {more}; nothing was started"]
+
+
+def _json(prepared: Prepared) -> dict[str, object]:
+    points = dict(zip((title for title, _ in prepared.first_plans()), prepared.first_points(), strict=True))
+    plans = [
+        {
+            "name": title,
+            "kind": points[title][0],
+            "point": json.loads(point_key(points[title][1])),
+            "argv": list(plan.argv),
+            "env": dict(plan.env),
+            "unset": list(plan.unset),
+            "shell": plan.shell(),
+        }
+        for title, plan in prepared.first_plans()
+    ]
+    spent = cost(prepared, [])
+    return {
+        "study": prepared.config.name,
+        "engine": prepared.engine.name,
+        "engine_version": prepared.engine.version(),
+        "gpus_per_trial": prepared.gpus_per_trial,
+        "plans": plans,
+        "rejected_seed_points": [list(problems) for _, problems in prepared.rejected_seeds()],
+        "not_searched": dict(prepared.inert),
+        "warnings": list(prepared.warnings),
+        "cost_at_most": {
+            "launches": spent.launches,
+            "hours": spent.hours,
+            "gpu_hours": spent.gpu_hours,
+            "disk_bytes": spent.disk_bytes,
+            "guessed": spent.guessed,
+        },
+    }

@@ -1,0 +1,257 @@
+"""One run of a study: folder, lock, plan, executor, progress, verdict."""
+
+import argparse
+import functools
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from specsearch import __version__
+from specsearch.clock import Clock, SystemClock
+from specsearch.errors import HostNotFit, NoRankableTrial
+from specsearch.executors.driver import USER, Event, StudyDriver, StudyEnded, TrialEnded, TrialStarted
+from specsearch.executors.in_process import run_in_process
+from specsearch.metrics import duration
+from specsearch.plan_text import outlook_lines
+from specsearch.prepare import Prepared, cost, host_problems
+from specsearch.progress import ProgressDisplay
+from specsearch.report import show_report
+from specsearch.runners.server import run_trial
+from specsearch.runners.workplace import Workplace, local_gpus
+from specsearch.samplers import SAMPLERS, OptunaProposer
+from specsearch.storage import ResultsFolder, Stamp, check_fingerprint, fingerprint_fields
+from specsearch.study import Done, Study
+from specsearch.trial import TrialRequest, TrialResult, TrialStatus
+
+_log = logging.getLogger("specsearch")
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    """Where the driver's rows go: the results folder, each row with the study's stamp."""
+
+    folder: ResultsFolder
+    stamp: Stamp
+
+    def note_running(self, request: TrialRequest) -> None:
+        self.folder.note_running(request)
+
+    def commit(self, result: TrialResult) -> None:
+        self.folder.write(result, self.stamp)
+
+    def forget_running(self, request: TrialRequest) -> None:
+        self.folder.forget_running(request)
+
+
+def run_study(prepared: Prepared, arguments: argparse.Namespace) -> int:
+    """Run or resume the study; returns the exit code after printing the verdict."""
+    clock = SystemClock()
+    folder = ResultsFolder((arguments.results or Path("results") / prepared.config.name).expanduser().absolute(), clock)
+    with ExitStack() as stack:
+        stack.enter_context(folder.lock())
+        stack.enter_context(_log_file(folder.path / "study.log"))
+        driver = _driver(prepared, folder, clock, extend=arguments.extend)
+        _require_fit_host(prepared, arguments, folder)
+        _say_plan(prepared, driver, folder)
+        if not _confirmed(prepared, driver, arguments):
+            _say("nothing was started")
+            return 0
+        display = ProgressDisplay(clock)
+        display.driver = driver
+        stack.callback(display.close)
+        driver.observers += [display, _log_event]
+        interrupts = stack.enter_context(_Interrupts(driver))
+        try:
+            done = _execute(prepared, driver, folder, arguments, clock, interrupts)
+        finally:
+            display.close()
+            _say(f"rows are in {folder.path}")
+    return _conclude(prepared, folder, arguments, interrupts, done)
+
+
+def _driver(prepared: Prepared, folder: ResultsFolder, clock: Clock, *, extend: bool) -> StudyDriver:
+    """The driver over the rows that are there; refuses the rows of another study."""
+    config = prepared.config
+    fields = fingerprint_fields(config, prepared.engine.version())
+    stored = folder.read()
+    for sentence in (*stored.problems, *check_fingerprint(stored.fingerprints, fields, extend=extend)):
+        _say(f"warning: {sentence}" if sentence in stored.problems else sentence)
+    unfinished = folder.running()
+    stamp = Stamp(
+        study=config.name, fingerprint_fields=fields, specsearch_version=__version__, objective=config.objective
+    )
+    study = Study(
+        space=config.space,
+        objective=config.objective,
+        budget=config.budget,
+        proposer=OptunaProposer(SAMPLERS[config.sampler.type], config.sampler.seed),
+        seed_points=config.seed_points,
+        baseline=config.baseline,
+    )
+    if stored.results:
+        kept = sum(row.status != TrialStatus.ABORTED for row in stored.results)
+        _say(f"resuming: {kept} rows are kept, {len(unfinished)} unfinished trials are repeated")
+    return StudyDriver(
+        study,
+        FolderStore(folder, stamp),
+        clock,
+        results=stored.results,
+        unfinished=unfinished,
+        engine=prepared.engine.name,
+        gpus_per_trial=prepared.gpus_per_trial,
+        logs_dir=folder.logs_dir,
+    )
+
+
+def _require_fit_host(prepared: Prepared, arguments: argparse.Namespace, folder: ResultsFolder) -> None:
+    """Whether this host is fit is decided before anything is started, unless the trials run elsewhere."""
+    if arguments.executor == "ray" and arguments.address:
+        return
+    problems, warnings = host_problems(prepared.config, folder.path)
+    for warning in warnings:
+        _say(f"warning: {warning}")
+    if problems:
+        raise HostNotFit("this host is not fit for the study", problems)
+
+
+def _say_plan(prepared: Prepared, driver: StudyDriver, folder: ResultsFolder) -> None:
+    for line in outlook_lines(prepared, cost(prepared, driver.results)):
+        _say(line)
+    for warning in prepared.warnings:
+        _say(f"warning: {warning}")
+    _say(f"results folder {folder.path}")
+
+
+def _confirmed(prepared: Prepared, driver: StudyDriver, arguments: argparse.Namespace) -> bool:
+    """Whether GPU time may be spent; only a terminal is asked."""
+    if prepared.engine.is_simulated or arguments.yes or not sys.stdin.isatty():
+        return True
+    sys.stderr.write("start? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _execute(
+    prepared: Prepared,
+    driver: StudyDriver,
+    folder: ResultsFolder,
+    arguments: argparse.Namespace,
+    clock: Clock,
+    interrupts: "_Interrupts",
+) -> Done:
+    if arguments.executor == "in-process":
+        gpu_indices = local_gpus(prepared.config)[: prepared.gpus_per_trial]
+        workplace = Workplace(prepared.config, folder.logs_dir, gpu_indices)
+        return run_in_process(driver, workplace, run_trial=run_trial, clock=clock)
+    from specsearch.executors.ray_cluster import Demand, ray_session  # Ray takes seconds to import
+    from specsearch.executors.ray_tune import run_in_ray
+
+    config = prepared.config
+    demand = Demand(prepared.gpus_per_trial, config.cluster.trials_per_node)
+    _say("connecting to Ray" if arguments.address else "starting Ray")
+    with ray_session(
+        arguments.address,
+        demand=demand,
+        gpus=None if arguments.address else local_gpus(config),
+        include_dashboard=not arguments.no_dashboard,
+    ) as session:
+        interrupts.listen()  # Ray has put handlers of its own in place
+        if session.dashboard_url:
+            _say(f"dashboard {session.dashboard_url}")
+        return run_in_ray(
+            driver,
+            make_workplace=functools.partial(Workplace, config, folder.logs_dir),
+            run_trial=run_trial,
+            demand=demand,
+            study_name=config.name,
+            resource_wait_s=config.cluster.resource_wait_s,
+            clock=clock,
+            reuse_actors=prepared.engine.is_simulated,  # trials of seconds; a real launch takes minutes
+        )
+
+
+def _conclude(
+    prepared: Prepared, folder: ResultsFolder, arguments: argparse.Namespace, interrupts: "_Interrupts", done: Done
+) -> int:
+    """The verdict as far as the rows go, and the exit code."""
+    show = functools.partial(show_report, folder, arguments.format, ended=done.why, notes=prepared.warnings)
+    if interrupts.signal is None:
+        return show()
+    with suppress(NoRankableTrial):
+        show()
+    _say(f"stopped by {signal.Signals(interrupts.signal).name}; the same command goes on where this run stopped")
+    return 128 + interrupts.signal
+
+
+class _Interrupts:
+    """Ctrl-C or SIGTERM once: running trials end in good order; twice: at once; a third time nothing is waited for."""
+
+    def __init__(self, driver: StudyDriver) -> None:
+        self.signal: int | None = None
+        self._driver = driver
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+
+    def listen(self) -> None:
+        """Take the signals, also from whoever took them meanwhile."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, self._hear)
+            self._before.setdefault(number, before)
+
+    def __enter__(self) -> "_Interrupts":
+        self.listen()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        stop = self._driver.stop
+        if self.signal is None:
+            self.signal, stop.reason = number, USER
+            _say("\nstopping: the running trial is taken down in good order; once more to do it at once")
+        elif not stop.hard:
+            stop.hard = True
+            _say("\nstopping at once: servers are killed")
+        else:
+            raise KeyboardInterrupt
+
+
+def _log_event(event: Event) -> None:
+    """The study's log: what started, what ended and why."""
+    match event:
+        case TrialStarted(request):
+            _log.info("started %s attempt %d: %s", request.name, request.attempt, request.kind)
+        case TrialEnded(result):
+            why = f" {result.reason}: {result.message}" if result.reason else ""
+            _log.info("ended %s: %s%s after %s", result.name, result.status, why, duration(_seconds(result)))
+        case StudyEnded(why):
+            _log.info("search ended: %s", why)
+
+
+def _seconds(result: TrialResult) -> float:
+    return result.ended_at - result.started_at
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Everything that specsearch logs while the study runs, appended to the file."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    _log.addHandler(handler)
+    _log.setLevel(logging.INFO)
+    _log.propagate = False
+    try:
+        yield
+    finally:
+        _log.removeHandler(handler)
+        handler.close()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
