@@ -33,6 +33,7 @@ class Contender:
     accept_length: float | None  # geometric means over the objective's load points; None in plain decoding
     break_even: float | None
     margin: float | None
+    predicted: bool  # break-even and margin are against a plain run that differs in other knobs, too
     command: str | None
 
     @property
@@ -85,6 +86,7 @@ class Judge:
             accept_length=accept_length,
             break_even=break_even,
             margin=accept_length - break_even if accept_length is not None and break_even is not None else None,
+            predicted=break_even is not None and self._is_predicted(row),
             command=row.serve_command or row.command,
         )
 
@@ -94,6 +96,10 @@ class Judge:
         if not costs:
             return None, None
         return geometric_mean([c.accept_length for c in costs]), geometric_mean([c.break_even for c in costs])
+
+    def _is_predicted(self, row: TrialResult) -> bool:
+        match = matched_plain(row, self.rows)
+        return match is not None and match.predicted
 
     def winners(self, best: int) -> list[Winner]:
         """The winner at each of several load points, where they are not all the study's best trial."""

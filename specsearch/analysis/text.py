@@ -177,8 +177,8 @@ def _ranking(verdict: Verdict, top: int) -> Iterator[str]:
             _number(verdict, contender),
             _times(contender.over_start),
             _decimals(contender.accept_length),
-            _decimals(contender.break_even),
-            _decimals(contender.margin, sign="+"),
+            _about(contender, _decimals(contender.break_even)),
+            _about(contender, _decimals(contender.margin, sign="+")),
             contender.name,
         )
         for place, contender in enumerate(shown, start=1)
@@ -186,6 +186,11 @@ def _ranking(verdict: Verdict, top: int) -> Iterator[str]:
     unit = METRICS[verdict.metric].unit or verdict.metric
     head = ("#", "trial", unit, "vs start", "accept", "break-even", "distance", "configuration")
     yield from _table(head, rows, left=(1, 7))
+    if any(contender.predicted for contender in shown):
+        yield from _wrapped(
+            "~ nobody measured plain decoding with the same other knobs; held against the nearest plain run.",
+            indent="  ",
+        )
 
 
 def _outcomes(verdict: Verdict) -> Iterator[str]:
@@ -240,6 +245,10 @@ def _value(verdict: Verdict, contender: Contender) -> str:
 
 def _number(verdict: Verdict, contender: Contender) -> str:
     return _value(verdict, contender).removesuffix(f" {METRICS[verdict.metric].unit}")
+
+
+def _about(contender: Contender, number: str) -> str:
+    return f"~{number}" if contender.predicted else number
 
 
 def _times(ratio: Ratio | None) -> str:

@@ -196,8 +196,8 @@ def _headline(finding: Finding, plain: Contender | None, speculative: Contender 
             return f"No speculation beats the baseline: the best, {speculative.title}, reaches {ratio} of {other}."
         case _:
             return (
-                f"No speculation beats the baseline: there is no significant difference between the best, "
-                f"{speculative.title}, and {other}: {ratio}."
+                f"No speculation beats the baseline by more than the noise: the best, {speculative.title}, reaches "
+                f"{ratio} of {other}."
             )
 
 

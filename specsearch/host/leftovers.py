@@ -21,6 +21,7 @@ _FAMILIES = (
     "torch_",
     "cuda.shm.",
     "sem.mp-",
+    "sem.loky-",
     "multi_tokenizer_args_",
 )
 # An AF_UNIX path has 107 bytes; the longest below TMPDIR are multiprocessing's: `/pymp-xxxxxxxx/listener-xxxxxxxx`.

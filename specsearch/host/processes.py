@@ -271,7 +271,8 @@ def _is_mine(pid: int) -> bool:
 def command_of(pid: int) -> str | None:
     """The command line of a process, shortened; its name where it has none, None when there is no such process."""
     try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        line = " ".join(words.split())
         line = line or Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return None

@@ -116,6 +116,6 @@ def require_generation(server: Server, timeout_s: float) -> None:
     if not server.generates(timeout_s):
         raise FailedTrial(
             "hang_at_readiness",
-            f"the server says it is healthy but answered no generation within {timeout_s:.0f} s",
+            f"the server says it is healthy but a first generation brought nothing (time limit {timeout_s:.0f} s)",
             advice="see its log; a scheduler that hangs answers /health all the same",
         )

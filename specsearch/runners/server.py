@@ -230,5 +230,5 @@ class _Trial:
 
 
 _KILL_S = 30.0  # SIGKILL to gone; longer means that the driver holds the process
-_DEATH_S = 12.0  # SGLang sleeps 5 s for crash diagnostics before it exits
+_DEATH_S = 7.0  # SGLang sleeps 5 s for crash diagnostics before it exits
 _LOOK_S = 1.0  # the load generator has already waited for a death that explains failed requests

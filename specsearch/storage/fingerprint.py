@@ -3,16 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
-from specsearch.config import StudyConfig
+from specsearch.config import StudyConfig, to_fingerprint_fields
 from specsearch.errors import StorageError
-from specsearch.search_space import Parameter
 from specsearch.storage.schema import SCHEMA_VERSION
 from specsearch.study import Objective
-from specsearch.trial import SIMULATED
-from specsearch.workload import LoadPoint
 
 _LONGEST_SHOWN = 120
 _ABSENT = "(absent)"
@@ -43,40 +40,8 @@ def fingerprint_fields(config: StudyConfig, engine_version: str | None) -> dict[
 
     Neither the budget nor the sampler is among them: a study may be continued with more trials or another sampler.
     """
-    engine = config.engine
-    fields = {
-        "engine": engine.type,
-        "engine.version": engine_version or "unknown",
-        "engine.model": engine.model,
-        "engine.tp_size": str(engine.tp_size),
-        "engine.args": _json(engine.args),
-        "engine.env": _json(engine.env),
-        "objective": config.objective.spec(),
-        "baseline": _json(config.baseline),
-        "schema": SCHEMA_VERSION.partition(".")[0],
-        "space.constraints": _json(sorted(constraint.source for constraint in config.space.constraints)),
-    }
-    if engine.type == SIMULATED:
-        fields["engine.simulated"] = _json(asdict(engine.simulated))
-    fields |= {f"space.{parameter.name}": _parameter(parameter) for parameter in config.space.parameters}
-    fields |= {f"load_points.{point.name}": _load_point(point) for point in config.load_points}
-    return dict(sorted(fields.items()))
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
-
-
-def _parameter(parameter: Parameter) -> str:
-    when = f" when {_json(parameter.when)}" if parameter.when else ""
-    return parameter.describe() + when
-
-
-def _load_point(point: LoadPoint) -> str:
-    return (
-        f"{point.requests_per_repeat} requests of {point.output_tokens} tokens, {point.repeats} repeats, "
-        f"{point.workload.kind} {point.workload.digest}"
-    )
+    own = {"engine.version": engine_version or "unknown", "schema": SCHEMA_VERSION.partition(".")[0]}
+    return dict(sorted((to_fingerprint_fields(config) | own).items()))
 
 
 def check_fingerprint(

@@ -52,7 +52,7 @@ def test_a_difference_inside_the_noise_is_none_and_plain_decoding_is_recommended
     """ME-12: nothing is shipped for a difference that is not there."""
     said = judged(baseline((90.0, 84.1, 93.5)), trial(1, CHAIN, repeats((92.0,), accept=2.1)))
     assert said.finding == Finding.NO_DIFFERENCE
-    assert "no significant difference" in said.headline
+    assert "by more than the noise" in said.headline
     assert said.headline.startswith("No speculation beats the baseline")
     assert said.recommended.trial == 0
 

@@ -78,7 +78,7 @@ def test_rows_of_another_study_are_refused_with_each_field_old_and_new(tmp_path:
         check_fingerprint(folder.read().fingerprints, FIELDS)
     assert refused.value.exit_code == 4
     said = str(refused.value)
-    assert "space.num_steps: an integer from 1 to 8 → an integer from 1 to 5" in said
+    assert "space.num_steps: int 1..8 → int 1..5" in said
     assert "load_points.chat@1: " in said
     assert "cuda_graph" not in said
 
