@@ -66,16 +66,29 @@ class StorageError(SpecSearchError):
 class TrialError(SpecSearchError):
     """Ends one trial; `status` and `reason` become its row.
 
-    `detail` is the decisive line of the engine's log, `advice` what to do about it.
+    `detail` is the decisive line of the engine's log, `advice` what to do about it. `lesson` is a constraint that
+    every point must obey after this failure, `within` the knobs (or beginnings of names, `env.NCCL_*`) that it is
+    bound to: it holds wherever one of them has another value.
     """
 
     status: ClassVar[str]
 
-    def __init__(self, reason: str, message: str, *, detail: str | None = None, advice: str | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        detail: str | None = None,
+        advice: str | None = None,
+        lesson: str = "",
+        within: Sequence[str] = (),
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.detail = detail
         self.advice = advice
+        self.lesson = lesson
+        self.within = tuple(within)
 
 
 class InfeasibleTrial(TrialError):

@@ -304,9 +304,14 @@ class SearchSpace:
         return choose
 
     def problems(self, point: Point) -> list[str]:
-        """Everything wrong with a canonical point; empty when it can be launched."""
+        """Everything wrong with a canonical point; empty when it can be launched.
+
+        Plain decoding can always be: it is the baseline, whether or not the space searches it.
+        """
         found = []
         for name, value in point.items():
+            if name == ALGORITHM and value == PLAIN:
+                continue
             parameter = self.by_name.get(name)
             derived = self.rules.derived(name, point)
             if parameter and value != UNSET and derived is None and not parameter.admits(value):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from specsearch.metrics import METRICS
-from specsearch.search_space import Point, SearchSpace, is_plain, plain_of, point_key
+from specsearch.search_space import Constraint, Point, SearchSpace, is_plain, plain_of, point_key
 from specsearch.trial import Measurement, Phase, TrialKind, TrialRequest, TrialResult, TrialStatus
 
 MOST_ATTEMPTS = 3  # a host's failure is retried twice at most
@@ -187,6 +187,15 @@ class Study:
         self, rows: Sequence[TrialResult], pending: Sequence[TrialRequest], *, elapsed_s: float = 0.0
     ) -> Action:
         """The next thing to do; `elapsed_s` is the wall time the study has used so far, earlier runs included."""
+        return self._taught(rows)._decide(rows, pending, elapsed_s)
+
+    def _taught(self, rows: Sequence[TrialResult]) -> "Study":
+        """The same study in a space without the regions that failures have shown to be closed."""
+        learnt = lessons(rows)
+        constraints = (*self.space.constraints, *learnt)
+        return replace(self, space=replace(self.space, constraints=constraints)) if learnt else self
+
+    def _decide(self, rows: Sequence[TrialResult], pending: Sequence[TrialRequest], elapsed_s: float) -> Action:
         latest = latest_attempts(rows)
         return (
             self._out_of_time(rows, pending, elapsed_s)
@@ -264,7 +273,7 @@ class Study:
             return None
         point = self.space.walk(lambda parameter: plain_of(best.point).get(parameter.name, parameter.all_values()[0]))
         point = dict(sorted(plain_of(point).items()))
-        if point_key(point) in known_keys(latest, pending):
+        if point_key(point) in known_keys(latest, pending) or self.space.problems(point):
             return None
         return self._launch(latest, pending, TrialKind.MATCHED_PLAIN, point)
 
@@ -300,6 +309,12 @@ def may_retry(row: TrialResult) -> bool:
     if row.status == TrialStatus.INVALID:
         return row.attempt == 1 and row.reason in _HOST_MAY_BE_TO_BLAME
     return row.status == TrialStatus.ABORTED  # what the user or the budget ended belongs to the next run
+
+
+def lessons(rows: Iterable[TrialResult]) -> tuple[Constraint, ...]:
+    """What the failures of infeasible trials forbid to every further point."""
+    sources = [row.lesson for row in rows if row.lesson and row.status == TrialStatus.INFEASIBLE]
+    return tuple(map(Constraint, dict.fromkeys(sources)))
 
 
 def settle(result: TrialResult, rows: Iterable[TrialResult]) -> TrialResult:

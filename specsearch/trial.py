@@ -101,6 +101,7 @@ class TrialResult:
     message: str | None = None
     detail: str | None = None
     advice: str | None = None
+    lesson: str | None = None  # a constraint that no further point may violate, learnt from this failure
     phase: Phase | None = None  # where it ended; None when it never started
     command: str | None = None  # the shell line that was run
     serve_command: str | None = None  # the same configuration as one would serve it

@@ -7,7 +7,7 @@ from specsearch.analysis.speedup import SPEED, MatchedPlain, StepCost, most_toke
 from specsearch.analysis.stability import relative_range, values_at
 from specsearch.metrics import METRICS
 from specsearch.search_space import is_plain, point_key
-from specsearch.study import Objective, per_load_point
+from specsearch.study import Objective, lessons, per_load_point
 from specsearch.trial import TrialResult, TrialStatus
 from specsearch.workload import RANDOM
 
@@ -26,9 +26,19 @@ def warnings_of(rows: Sequence[TrialResult], objective: Objective) -> Iterator[s
     yield from _nearly_all_accepted(good)
     yield from _beyond_bounds(good, objective)
     yield from _said_by_trials(rows)
+    yield from _learnt(rows)
     for row in rows:
         if row.node_unfit:
             yield f"node {row.node} takes no more trials since t{row.number:04d}: {row.node_unfit}"
+
+
+def _learnt(rows: Sequence[TrialResult]) -> Iterator[str]:
+    for lesson in lessons(rows):
+        teacher = next(row for row in rows if row.lesson == lesson.source)
+        yield (
+            f"only configurations with {lesson.source} were launched after t{teacher.number:04d} "
+            f"({teacher.reason}: {teacher.detail or teacher.message})"
+        )
 
 
 def warnings_of_step_costs(name: str, costs: Sequence[StepCost], plain: MatchedPlain) -> Iterator[str]:

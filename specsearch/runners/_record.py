@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from specsearch.clock import Clock
 from specsearch.engines import Identity
 from specsearch.errors import AbortedTrial, TrialError
 from specsearch.launch import LaunchPlan
 from specsearch.metrics import TRIAL_FACTS
+from specsearch.search_space import Point
 from specsearch.trial import Measurement, Phase, Progress, StopFlag, TrialRequest, TrialResult, TrialStatus
 
 
@@ -71,6 +73,7 @@ class TrialRecord:
             message=str(error) if error else None,
             detail=error.detail if error else None,
             advice=error.advice if error else None,
+            lesson=lesson_of(error, self.request.point) if error else None,
             phase=self.ended_in or self.phase,
             command=self.plan.shell() if self.plan else None,
             serve_command=self.plan.serve() if self.plan else None,
@@ -93,3 +96,11 @@ class TrialRecord:
             warnings=tuple(self.warnings),
             node_unfit=self.node_unfit,
         )
+
+
+def lesson_of(error: TrialError, point: Point) -> str | None:
+    """The error's lesson, bound to the values that this point has: a constraint over the space, or None."""
+    bound = [name for name in point if any(fnmatchcase(name, pattern) for pattern in error.within)]
+    elsewhere = [f"{name} != {point[name]!r}" for name in sorted(bound)]
+    words = [*([error.lesson] if error.lesson else []), *elsewhere]
+    return " or ".join(words) or None

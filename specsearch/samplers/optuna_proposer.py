@@ -72,7 +72,7 @@ class OptunaProposer:
         return chance.choice(left) if left else _random_point(space, known, chance)
 
     def _points(self, space: SearchSpace) -> list[dict[str, Value]] | None:
-        if self._listed is None or self._listed[0] is not space:
+        if self._listed is None or self._listed[0] != space:
             self._listed = (space, space.valid_points(LISTED_COMBINATIONS))
         return self._listed[1]
 

@@ -50,6 +50,7 @@ _OUTCOME = (
     Column("message", TEXT, "the same as a sentence"),
     Column("detail", TEXT, "decisive line of the engine's log"),
     Column("advice", TEXT, "what can be done about it"),
+    Column("lesson", TEXT, "a constraint learnt from this failure: no further point may violate it"),
     Column("phase", TEXT, "phase in which the attempt ended; null when it never started"),
     Column("objective", NUMBER, "score to rank by, more is better; finite, and null for every status but ok"),
     Column("objective_violation", NUMBER, "worst relative excess over a bound; 0 or less: all kept; null: no bound"),

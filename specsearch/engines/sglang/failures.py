@@ -25,12 +25,22 @@ class Cause(NamedTuple):
     message: str
     advice: str
     starting: bool = False
+    lesson: str = ""  # what no further point may be, as a constraint
+    within: tuple[str, ...] = ()  # the knobs to whose values the lesson is bound
 
 
 def _cause(
-    pattern: str, reason: str, error: type[TrialError], message: str, advice: str, *, starting: bool = False
+    pattern: str,
+    reason: str,
+    error: type[TrialError],
+    message: str,
+    advice: str,
+    *,
+    starting: bool = False,
+    lesson: str = "",
+    within: tuple[str, ...] = (),
 ) -> Cause:
-    return Cause(re.compile(pattern), reason, error, message, advice, starting)
+    return Cause(re.compile(pattern), reason, error, message, advice, starting, lesson, within)
 
 
 _OUT_OF_MEMORY = r"CUDA out of memory|OutOfMemoryError|HIP out of memory"
@@ -59,7 +69,15 @@ CAUSES = (
         "be accepted badly or crash.",
     ),
     _cause(
-        r"only supports topk ?= ?1|speculative_eagle_topk > 1 with page_size > 1|"
+        r"only supports topk ?= ?1|speculative_eagle_topk > 1 with page_size > 1",
+        "arg_rejected",
+        InfeasibleTrial,
+        "the attention backend refuses a draft tree",
+        "Search eagle_topk 1 only, or another attention_backend, or page_size 1.",
+        lesson="eagle_topk <= 1",
+        within=("attention_backend", "speculative_draft_attention_backend", "page_size", "draft_model"),
+    ),
+    _cause(
         r"is not supported in (?:decode )?attention backend|Unknown speculative algorithm name",
         "arg_rejected",
         InfeasibleTrial,
@@ -87,6 +105,7 @@ CAUSES = (
         InfeasibleTrial,
         "NCCL has no algorithm for one of its collectives under the NCCL_* variables of this trial",
         "Take the value that the line names out of the search space; some values serve some collectives only.",
+        within=("env.NCCL_*",),
     ),
     _cause(
         r"shared memory segment /dev/shm/nccl-",
@@ -118,6 +137,7 @@ CAUSES = (
         InfeasibleTrial,
         "SGLang's custom all-reduce kernel failed on these GPUs",
         "Set custom_all_reduce: false, for the baseline too.",
+        lesson="not custom_all_reduce",
     ),
     _cause(
         r"Capture cuda graph failed",
@@ -197,7 +217,9 @@ def _recognised(cause: Cause, match: re.Match[str], end: _End) -> TrialError:
         detail = log.exception_line(end.text) or detail
     if cause.reason == "oom_alloc":
         return _out_of_memory(cause, detail, end)
-    return cause.error(cause.reason, cause.message, detail=detail, advice=cause.advice)
+    return cause.error(
+        cause.reason, cause.message, detail=detail, advice=cause.advice, lesson=cause.lesson, within=cause.within
+    )
 
 
 def _out_of_memory(cause: Cause, detail: str, end: _End) -> TrialError:
