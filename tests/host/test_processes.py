@@ -197,12 +197,13 @@ def test_stopping_many_servers_leaves_no_open_files(tmp_path: Path, start: Start
 
 
 CALLER = """
-    import sys, time
+    import signal, sys, time
     from pathlib import Path
     from specsearch.clock import SystemClock
     from specsearch.host.processes import start_server
     from specsearch.launch import LaunchPlan
     folder, trial, code = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a script starts with &
     plan = LaunchPlan((sys.executable, "-S", "-c", code), {}, Path(folder, "logs", "server.log"), "")
     server = start_server(plan, trial=trial, cwd=Path(folder), tmpdir=Path(folder), clock=SystemClock())
     print(server.pid, flush=True)

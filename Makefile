@@ -1,0 +1,40 @@
+# PYTHON is the interpreter of the environment that has specsearch with its dev extra.
+PYTHON ?= python
+
+.PHONY: install check format lint types test test-real docs bench wheel clean
+
+install:
+	$(PYTHON) -m pip install -e '.[dev]'
+
+check: lint types test
+
+format:
+	$(PYTHON) -m ruff format
+	$(PYTHON) -m ruff check --fix
+
+lint:
+	$(PYTHON) -m ruff format --check
+	$(PYTHON) -m ruff check
+
+types:
+	$(PYTHON) -m mypy
+
+test:
+	$(PYTHON) -m pytest
+
+# Drives the real SGLang on the CPU; SPECSEARCH_SGLANG_PYTHON names the interpreter that has it.
+test-real:
+	$(PYTHON) -m pytest tests/real_sglang
+
+# Writes the tables that docs/ takes from the code.
+docs:
+	$(PYTHON) docs/generate.py
+
+bench:
+	$(PYTHON) benchmarks/overhead.py
+
+wheel:
+	$(PYTHON) -m pip wheel --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
