@@ -1,6 +1,8 @@
 """What the commands share: the console script, error sentences, exit codes."""
 
 import argparse
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -51,18 +53,26 @@ def run_command(
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
-        return 141
+        return _reader_gone()
     except Exception as error:  # noqa: BLE001 - the one place where a bug becomes an exit code
         traceback.print_exc()
         print(f"error: this is a bug of specsearch: {type(error).__name__}: {error}", file=sys.stderr)
         return 70
 
 
+def _reader_gone() -> int:
+    """Whoever read our output has left (`| head`): end without a word, with the code of SIGPIPE."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+    return 128 + signal.SIGPIPE
+
+
 def main() -> int:
     """The console script: `specsearch COMMAND …`."""
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        return _usage(sys.argv[1:])
+        try:
+            return _usage(sys.argv[1:])
+        except BrokenPipeError:
+            return _reader_gone()
     command = sys.argv[1]
     module = import_module(f"specsearch.{command}")
     return run_command(module.build_parser, module.run, sys.argv[2:])
@@ -75,7 +85,7 @@ def _usage(words: Sequence[str]) -> int:
         return 0
     lines = ["usage: specsearch COMMAND …", "", *(f"  {name:<8} {what}" for name, what in COMMANDS.items())]
     lines += ["", "specsearch COMMAND --help says more.", EXIT_CODES]
-    print("\n".join(lines), file=sys.stdout if wanted else sys.stderr)
+    print("\n".join(lines), file=sys.stdout if wanted else sys.stderr, flush=True)
     if words and not wanted:
         print(f"error: {words[0]!r} is no command; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
     return 0 if wanted else 2

@@ -326,6 +326,15 @@ class SearchSpace:
 
     def valid_points(self, limit: int) -> list[dict[str, Value]] | None:
         """Every distinct valid canonical point, or None when more than `limit` combinations would be visited."""
+        if limit not in self._listed:
+            self._listed[limit] = self._list(limit)
+        return self._listed[limit]
+
+    @cached_property
+    def _listed(self) -> dict[int, list[dict[str, Value]] | None]:
+        return {}
+
+    def _list(self, limit: int) -> list[dict[str, Value]] | None:
         found: dict[str, dict[str, Value]] = {}
         visited = 0
         pending: list[tuple[Value, ...]] = [()]

@@ -204,7 +204,7 @@ class _StudyOnTune:
                 return
             if not isinstance(error, RayActorError):
                 raise RuntimeError(f"{request.name} failed in Tune: {error}")
-            message = " ".join(str(error).split())[:MESSAGE_LENGTH]
+            message = _gist(error)
             self._driver.lost(request, "node_lost" if node in gone else "actor_died", message, node=node)
 
     def look(self, trials: Sequence[Trial]) -> None:
@@ -301,6 +301,12 @@ class _Stopper(tune.Stopper):
 
     def stop_all(self) -> bool:
         return self._study.must_stop
+
+
+def _gist(error: BaseException) -> str:
+    """The last line of Ray's text, which says what happened after all the circumstances."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:MESSAGE_LENGTH]
 
 
 def _error_of(trial: Trial) -> object:
