@@ -93,6 +93,7 @@ class StudyConfig:
     limits: Limits = field(default_factory=Limits)
     seed_points: tuple[Point, ...] = ()
     baseline: Point = field(default_factory=dict)
+    keep_requests: bool = False  # whether every request becomes a row, too
     force_inert: tuple[str, ...] = ()  # inert parameters that are searched all the same
     warnings: tuple[str, ...] = ()
 

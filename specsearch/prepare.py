@@ -87,7 +87,9 @@ def load_prepared(arguments: argparse.Namespace) -> Prepared:
     config = with_engine_python(load_study(arguments.space), arguments.engine_python)
     wall_time_s = _time_budget(arguments.time_budget) if arguments.time_budget else None
     config = with_budget(config, trials=arguments.trials, wall_time_s=wall_time_s)
-    config = replace(config, force_inert=(*config.force_inert, *arguments.force_knob))
+    config = replace(
+        config, force_inert=(*config.force_inert, *arguments.force_knob), keep_requests=arguments.keep_requests
+    )
     return prepare(config, dry_run=arguments.dry_run)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from specsearch.metrics import RequestRecord
 from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, is_plain
 
 SIMULATED = "simulated"  # the name of the engine whose numbers are never compared with a real one's
@@ -82,6 +83,7 @@ class Measurement:
     accepted_histogram: tuple[int, ...] | None = None  # verify steps that accepted 0, 1, 2 … drafts
     accept_source: str = "none"  # requests: counted drafts; tokens: completion tokens per verify step; none
     started_at: float = 0.0  # seconds since the epoch
+    records: Sequence[RequestRecord] = ()  # every request, where they are asked to be kept
 
     @property
     def load_point(self) -> str:

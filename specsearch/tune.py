@@ -26,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--yes", action="store_true", help="do not ask before GPU time is spent")
     add("--extend", action="store_true", help="go on in the folder of a changed space; rows that fit it are reused")
     add("--force-knob", action="append", default=[], metavar="NAME", help="search a knob that the engine ignores")
+    add("--keep-requests", action="store_true", help="store every measured request in requests/, too")
     add("--engine-python", metavar="PATH", help="interpreter that has the engine, instead of the file's")
     add("--executor", choices=("ray", "in-process"), default="ray", help="who runs the trials")
     add("--address", metavar="ADDRESS", help="Ray cluster to join, such as auto; default: a fresh local Ray")

@@ -59,6 +59,22 @@ def test_the_report_says_the_same_from_rows_alone_and_json_is_for_machines(tmp_p
     assert json.loads(report.out)["headline"] == said["headline"]
 
 
+def test_requests_become_rows_when_asked_for_and_agree_with_their_repeat(tmp_path: Path) -> None:
+    results = tmp_path / "r"
+    words = ("tune", space(tmp_path), "--results", results, *IN_PROCESS, "--trials", "1")
+    assert run(*words, "--keep-requests").code == 0
+    requests = pq.read_table(results / "requests").to_pylist()
+    repeats = pq.read_table(results / "measurements").to_pylist()
+    for repeat in repeats:
+        key = (repeat["trial"], repeat["repeat"])
+        mine = [request for request in requests if (request["trial"], request["repeat"]) == key]
+        assert len(mine) == repeat["requests_total"] == 4
+        assert sum(request["completion_tokens"] for request in mine) == repeat["output_tokens"]
+        assert min(request["started_s"] for request in mine) == 0
+        assert all(request["chunk_tokens"][-1] == request["completion_tokens"] for request in mine)
+        assert all(0 < request["ttft_ms"] <= request["e2e_ms"] for request in mine)
+
+
 def test_another_space_in_the_same_folder_is_refused_with_what_differs(tmp_path: Path) -> None:
     """SR-07: exit 4 and the differing fields; the rows stay."""
     results = tmp_path / "r"

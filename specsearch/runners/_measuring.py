@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from specsearch.config import Limits
 from specsearch.engines import Server
 from specsearch.errors import InvalidTrial
-from specsearch.loadgen import check_load_point, measure_repeat, near_ceiling_warning, warm_up
+from specsearch.loadgen import Repeat, check_load_point, measure_repeat, near_ceiling_warning, warm_up
 from specsearch.metrics import Summary, summarise
 from specsearch.runners._record import TrialRecord
 from specsearch.trial import Measurement
@@ -23,6 +23,7 @@ class Bench:
     limits: Limits
     alive: Callable[[], str | None]
     token: str  # the requests' ids begin with it
+    keep_requests: bool = False
 
     def warm_up(self, load_points: Sequence[LoadPoint]) -> None:
         """Send unmeasured prompts at every concurrency, so that kernels and graphs are warm."""
@@ -64,10 +65,10 @@ class Bench:
         summary = summarise(measured.records, measured.duration_s)
         share = _share(before, self.server.decode_passes())
         summary = replace(summary, values={**summary.values, "cuda_graph_share": share})
-        self._keep(load_point, repeat, summary, measured.started_at)
+        self._keep(load_point, repeat, summary, measured)
         return summary
 
-    def _keep(self, load_point: LoadPoint, repeat: int, summary: Summary, started_at: float) -> None:
+    def _keep(self, load_point: LoadPoint, repeat: int, summary: Summary, measured: Repeat) -> None:
         self.record.measurements.append(
             Measurement(
                 workload=load_point.workload.name,
@@ -78,7 +79,8 @@ class Bench:
                 values=summary.values,
                 accepted_histogram=summary.accepted_histogram,
                 accept_source=summary.accept_source,
-                started_at=started_at,
+                started_at=measured.started_at,
+                records=measured.records if self.keep_requests else (),
             )
         )
         self.record.say(

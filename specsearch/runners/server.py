@@ -110,7 +110,7 @@ class _Trial:
             with record.during(Phase.VERIFY, "is it ours, and does it generate?"):
                 self._verify(server, gpus, process)
             alive = functools.partial(self._what_is_wrong, process)
-            bench = Bench(record, server, self.plan.base_url, self.limits, alive, self.token)
+            bench = Bench(record, server, self.plan.base_url, self.limits, alive, self.token, self.config.keep_requests)
             with record.during(Phase.WARM_UP), self._true_cause(process):
                 bench.warm_up(self.config.load_points)
             with record.during(Phase.MEASURE), self._true_cause(process):

@@ -21,7 +21,7 @@ from specsearch.storage.paths import (
     write_whole,
 )
 from specsearch.storage.reading import committed
-from specsearch.storage.rows import Row, measurement_rows, trial_row
+from specsearch.storage.rows import Row, measurement_rows, request_rows, trial_row
 from specsearch.storage.schema import arrow_schema
 from specsearch.study import Objective
 from specsearch.trial import TrialKind, TrialRequest, TrialResult
@@ -73,9 +73,12 @@ class ResultsFolder:
     def write(self, result: TrialResult, stamp: Stamp) -> None:
         """Store one attempt, whole or not at all; ValueError for an ok result with a number that is not finite."""
         row, repeats = trial_row(result, stamp), measurement_rows(result, stamp)
+        requests = request_rows(result, stamp)
         self.create()
         name = part_name(result.number, result.attempt)
         self._set_aside_unreadable(name)
+        if requests:
+            self._write_part("requests", name, requests)
         if repeats:
             self._write_part("measurements", name, repeats)
         self._write_part("trials", name, [row])
@@ -128,6 +131,7 @@ class ResultsFolder:
         buffer = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(table)), buffer, write_page_checksum=True)
         with saying("write"):
+            (self.path / table).mkdir(exist_ok=True)  # requests/ is there only where requests are kept
             write_whole(self.path / table / name, buffer.getvalue().to_pybytes(), self.path / f".{table}-{name}.tmp")
 
     def _set_aside_unreadable(self, name: str) -> None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from specsearch.metrics import METRICS, TRIAL_FACTS
+from specsearch.metrics import METRICS, TRIAL_FACTS, RequestRecord
 from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, Value, point_key
 from specsearch.storage.fingerprint import Stamp
 from specsearch.storage.schema import NAMED_KNOBS, SCHEMA_VERSION, SWITCH, WHOLE
@@ -60,6 +60,43 @@ def measurement_rows(result: TrialResult, stamp: Stamp) -> list[Row]:
         }
         for measurement in result.measurements
     ]
+
+
+def request_rows(result: TrialResult, stamp: Stamp) -> list[Row]:
+    """The rows of the table `requests`; none unless the requests were kept."""
+    return [
+        {
+            **_origin(result, stamp),
+            "load_point": measurement.load_point,
+            "repeat": measurement.repeat,
+            "request": number,
+            **_request(record, began_s=min(kept.started_s for kept in measurement.records)),
+            "specsearch_version": stamp.specsearch_version,
+            "schema_version": SCHEMA_VERSION,
+        }
+        for measurement in result.measurements
+        for number, record in enumerate(measurement.records)
+    ]
+
+
+def _request(record: RequestRecord, *, began_s: float) -> Row:
+    first_s = record.first_token_s
+    return {
+        "started_s": record.started_s - began_s,
+        "ttft_ms": None if first_s is None else 1e3 * (first_s - record.started_s),
+        "e2e_ms": 1e3 * (record.finished_s - record.started_s),
+        "chunk_ms": [1e3 * (arrival - record.started_s) for arrival, _ in record.chunks],
+        "chunk_tokens": [tokens for _, tokens in record.chunks],
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "verify_steps": record.verify_steps,
+        "correct_drafts": record.correct_drafts,
+        "proposed_drafts": record.proposed_drafts,
+        "error": record.error,
+        "timed_out": record.timed_out,
+        "degenerate": record.degenerate,
+    }
 
 
 def result_of(row: Mapping[str, object], measurements: Sequence[Mapping[str, object]]) -> TrialResult:

@@ -142,7 +142,29 @@ MEASUREMENTS = (
     Column("specsearch_version", TEXT, "version of specsearch that wrote the row"),
     Column("schema_version", TEXT, "version of this table's columns"),
 )
-TABLES: Mapping[str, tuple[Column, ...]] = {"trials": TRIALS, "measurements": MEASUREMENTS}
+REQUESTS = (
+    *_ORIGIN,
+    Column("load_point", TEXT, "workload and concurrency, such as chat@8"),
+    Column("repeat", WHOLE, "number of the repeat within the launch, from 0"),
+    Column("request", WHOLE, "number of the request within the repeat, in the order of the prompts"),
+    Column("started_s", NUMBER, "when it was sent, in seconds since the first request of the repeat"),
+    Column("ttft_ms", NUMBER, "time to first token; null when none came"),
+    Column("e2e_ms", NUMBER, "time to the last byte"),
+    Column("chunk_ms", pa.list_(NUMBER), "arrival of each chunk since the request was sent"),
+    Column("chunk_tokens", COUNTS, "tokens that had come with each chunk"),
+    Column("prompt_tokens", WHOLE, "tokens of the prompt; null where the server does not tell"),
+    Column("cached_tokens", WHOLE, "of those, answered from the prefix cache"),
+    Column("completion_tokens", WHOLE, "tokens generated"),
+    Column("verify_steps", WHOLE, "verify steps; null in plain decoding"),
+    Column("correct_drafts", WHOLE, "accepted draft tokens"),
+    Column("proposed_drafts", WHOLE, "proposed draft tokens"),
+    Column("error", TEXT, "why the request failed; null for a good one"),
+    Column("timed_out", SWITCH, "whether it ran into its time limit"),
+    Column("degenerate", SWITCH, "whether the reply repeats itself"),
+    Column("specsearch_version", TEXT, "version of specsearch that wrote the row"),
+    Column("schema_version", TEXT, "version of this table's columns"),
+)
+TABLES: Mapping[str, tuple[Column, ...]] = {"trials": TRIALS, "measurements": MEASUREMENTS, "requests": REQUESTS}
 
 
 def arrow_schema(table: str) -> pa.Schema:
@@ -170,5 +192,6 @@ _TYPE_NAMES = {
     str(TIME): "timestamp (UTC)",
     str(TEXTS): "list of text",
     str(COUNTS): "list of int64",
+    str(pa.list_(NUMBER)): "list of double",
     str(TEXT_MAP): "map text → text",
 }
