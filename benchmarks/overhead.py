@@ -27,6 +27,7 @@ from specsearch.config import EngineConfig, StudyConfig
 from specsearch.executors.driver import Event, StudyDriver, TrialEnded
 from specsearch.executors.in_process import run_in_process
 from specsearch.metrics import METRICS
+from specsearch.run_study import FolderStore
 from specsearch.runners.workplace import Workplace
 from specsearch.samplers import OptunaProposer, make_tpe
 from specsearch.search_space import ChoiceParameter, IntParameter, SearchSpace
@@ -194,23 +195,6 @@ SPACE = SearchSpace(
 )
 
 
-@dataclass(frozen=True)
-class _Store:
-    """Rows go to a real folder, as in a study."""
-
-    folder: ResultsFolder
-    stamp: Stamp
-
-    def note_running(self, request: TrialRequest) -> None:
-        self.folder.note_running(request)
-
-    def commit(self, result: TrialResult) -> None:
-        self.folder.write(result, self.stamp)
-
-    def forget_running(self, request: TrialRequest) -> None:
-        self.folder.forget_running(request)
-
-
 def time_trials(executor: str, trials: int) -> Timing:
     """From one row to the next, on a study of so many trials that take no time."""
     ended: list[float] = []
@@ -225,7 +209,7 @@ def time_trials(executor: str, trials: int) -> Timing:
         study = Study(
             space=SPACE, objective=Objective(), budget=Budget(trials=trials), proposer=OptunaProposer(make_tpe)
         )
-        driver = StudyDriver(study, _Store(results, stamp), SystemClock(), observers=[note])
+        driver = StudyDriver(study, FolderStore(results, stamp), SystemClock(), observers=[note])
         config = StudyConfig(
             name="overhead",
             source=Path("overhead.yaml"),

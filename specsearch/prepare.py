@@ -13,7 +13,7 @@ from specsearch.engines import Engine, make_engine
 from specsearch.errors import ConfigError
 from specsearch.host.probe import node_problems
 from specsearch.launch import LaunchPlan
-from specsearch.runners.workplace import gpus_per_trial
+from specsearch.runners.workplace import gpus_per_trial, uses_nvml
 from specsearch.search_space import Point, SearchSpace, Value, point_key
 from specsearch.study import typical_seconds
 from specsearch.trial import TrialResult, short_name
@@ -110,7 +110,7 @@ def with_engine_python(config: StudyConfig, python: str | None) -> StudyConfig:
 
 def host_problems(config: StudyConfig, results_dir: Path) -> tuple[list[str], list[str]]:
     """What makes this host unfit for the study, and what is only worth a warning; sentences."""
-    gpus = 0 if config.engine.type == "simulated" else gpus_per_trial(config)
+    gpus = gpus_per_trial(config) if uses_nvml(config) else 0
     problems, warnings = node_problems(gpu_count=gpus, results_dir=results_dir, needs_nvml=gpus > 0)
     return list(problems), list(warnings)
 

@@ -41,6 +41,11 @@ def gpu_environment(workplace: Workplace) -> Mapping[str, str]:
     return _GPUS[workplace.config.engine.type].environment(workplace)
 
 
+def uses_nvml(config: StudyConfig) -> bool:
+    """Whether the engine's GPUs are real ones."""
+    return _GPUS[config.engine.type].nvml
+
+
 def local_gpus(config: StudyConfig) -> tuple[int, ...]:
     """The GPUs of this host that a study here may use, ascending; raises HostNotFit where they cannot be read."""
     return _GPUS[config.engine.type].on_this_host(config) if gpus_per_trial(config) else ()
@@ -86,12 +91,13 @@ def _real_gpus_here(config: StudyConfig) -> tuple[int, ...]:
 
 
 class _Kind(NamedTuple):
+    nvml: bool
     on_this_host: Callable[[StudyConfig], tuple[int, ...]]
     readings: Callable[[Workplace], Gpus]
     environment: Callable[[Workplace], Mapping[str, str]]
 
 
 _GPUS: Mapping[str, _Kind] = {
-    "sglang": _Kind(_real_gpus_here, _real_gpus, _real_environment),
-    "simulated": _Kind(_simulated_gpus_here, _simulated_gpus, _simulated_environment),
+    "sglang": _Kind(True, _real_gpus_here, _real_gpus, _real_environment),
+    "simulated": _Kind(False, _simulated_gpus_here, _simulated_gpus, _simulated_environment),
 }
