@@ -30,6 +30,7 @@ PAGES = sorted(
 )
 
 _FENCE = re.compile(r"^ {0,3}(```+|~~~+)[^\n]*\n(.*?)^ {0,3}\1", re.MULTILINE | re.DOTALL)
+_SHELL = re.compile(r"^```(?:bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|!\[[^\]\n]*\]\(([^)\s]+)\)")
 _MAKE = re.compile(r"(?:^|[`&;]\s*|\s)make ((?:[a-z][\w-]*)(?: [a-z][\w-]*)*)")
 
@@ -110,8 +111,8 @@ def command_problem(words: list[str]) -> str | None:
 
 
 def make_targets(text: str) -> set[str]:
-    """The targets that a page tells its reader to make, in fenced blocks and in `code`."""
-    code = "\n".join([block for _, block in _FENCE.findall(text)] + re.findall(r"`[^`\n]+`", without_fences(text)))
+    """The targets that a page tells its reader to make, in blocks of shell and in `code`."""
+    code = "\n".join(_SHELL.findall(text) + re.findall(r"`[^`\n]+`", without_fences(text)))
     return {target for targets in _MAKE.findall(code) for target in targets.split()}
 
 
@@ -229,7 +230,9 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
 
 
 def test_the_targets_of_a_page_are_found() -> None:
-    assert make_targets("Run `make check`, or make sense.\n\n```bash\nmake lint test\n```\n") == {
+    assert make_targets(
+        "Run `make check`, or make sense.\n\n```bash\nmake lint test\n```\n```text\nmake haste\n```\n"
+    ) == {
         "check",
         "lint",
         "test",
