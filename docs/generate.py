@@ -4,6 +4,7 @@ A page holds its generated parts between `<!-- generated: NAME -->` and `<!-- en
 function that makes them.
 """
 
+import json
 import re
 import sys
 import tempfile
@@ -30,7 +31,37 @@ def search_spaces_page() -> dict[str, str]:
         "knobs": tables.knobs_table(),
         "owned flags": tables.owned_table(),
         "mistakes": _mistakes(),
+        "simulated": _simulated(),
+        "faults": _faults(),
     }
+
+
+def _simulated() -> str:
+    """What the simulated engine can pretend to be."""
+    from specsearch._search_space_file.tables import table
+    from specsearch.engines.simulated.profiles import DRAFTERS, GPUS, TARGETS
+
+    known = {"gpu": GPUS, "target": TARGETS, "drafter": DRAFTERS}
+    rows = ([f"`{field}`", ", ".join(f"`{name}`" for name in names)] for field, names in known.items())
+    return table(("field of `engine.simulated`", "values"), rows)
+
+
+def _faults() -> str:
+    """The kinds of faults with their options."""
+    from specsearch._search_space_file.tables import table
+    from specsearch.engines.simulated.faults import KINDS, Kind
+
+    def options(kind: Kind) -> str:
+        return ", ".join(
+            f"`{name}` (needed)"
+            if name in kind.required
+            else f"`{name}: {json.dumps(default) if not isinstance(default, str) else default}`"
+            + (f" ({', '.join(kind.choices[name])})" if name in kind.choices else "")
+            for name, default in kind.options.items()
+        )
+
+    rows = ([f"`{name}`", kind.meaning, options(kind) or "–"] for name, kind in KINDS.items())
+    return table(("kind", "what goes wrong", "options and what they are when left out"), rows)
 
 
 BROKEN = """\

@@ -19,7 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every problem; 0 when there is none, 2 when the file is wrong, 3 when the host is not fit."""
+    """Print every problem; 0 when there is none, 3 when the study cannot run here (2 when the file cannot be read)."""
     from specsearch.config import load_study
     from specsearch.errors import ConfigError
     from specsearch.prepare import host_problems, prepare, with_engine_python
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         mistakes = error.problems
     _show(arguments.format, {"space": list(mistakes), "host": list(host), "warnings": list(warnings)})
-    return 3 if host else 2 if mistakes else 0
+    return 3 if host or mistakes else 0
 
 
 def _show(style: str, found: dict[str, list[str]]) -> None:

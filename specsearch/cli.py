@@ -1,6 +1,7 @@
 """What the commands share: the console script, error sentences, exit codes."""
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -17,8 +18,8 @@ COMMANDS = {
     "report": "the verdict again, from the rows of a results folder",
 }
 EXIT_CODES = """\
-exit codes: 0 a verdict · 1 no trial can be ranked · 2 wrong configuration or usage · 3 the host or cluster is not fit ·
-4 the results folder cannot be used · 70 a bug of specsearch · 130 interrupted · 143 terminated"""
+exit codes: 0 a verdict (check: fit) · 1 no trial can be ranked · 2 wrong configuration or usage ·
+3 the host or cluster is not fit · 4 the results folder cannot be used · 70 a bug of specsearch · 129 hung up · 130 interrupted · 143 terminated"""
 
 
 def parser(command: str, description: str) -> argparse.ArgumentParser:
@@ -41,6 +42,7 @@ def run_command(
     argv: Sequence[str] | None = None,
 ) -> int:
     """Parse, run, and turn errors into a sentence on stderr and an exit code."""
+    _write_anything()
     arguments = build_parser().parse_args(argv)
     try:
         return run(arguments)
@@ -58,6 +60,13 @@ def run_command(
         traceback.print_exc()
         print(f"error: this is a bug of specsearch: {type(error).__name__}: {error}", file=sys.stderr)
         return 70
+
+
+def _write_anything() -> None:
+    """A terminal that lacks a character, or a file name that is no text, must not cost a verdict."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where it is closed
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _reader_gone() -> int:

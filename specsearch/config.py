@@ -107,13 +107,13 @@ def load_study(path: Path) -> StudyConfig:
 
 def with_budget(config: StudyConfig, trials: int | None = None, wall_time_s: float | None = None) -> StudyConfig:
     """The study with another budget; None keeps what the file says. Raises ConfigError for a budget of nothing."""
-    problems = []
+    wrong = {}
     if trials is not None and trials < 1:
-        problems.append(f"{trials} trials are none; give 1 or more")
+        wrong["--trials"] = f"saw {trials}; give 1 or more"
     if wall_time_s is not None and not 0 < wall_time_s < math.inf:
-        problems.append(f"a time budget of {wall_time_s:g} s leaves no time; give more than 0")
-    if problems:
-        raise ConfigError("budget", problems)
+        wrong["--time-budget"] = f"saw {wall_time_s:g} s; give more than 0"
+    if wrong:
+        raise ConfigError(" and ".join(wrong), list(wrong.values()))
     budget = config.budget
     budget = budget if trials is None else replace(budget, trials=trials)
     return replace(config, budget=budget if wall_time_s is None else replace(budget, wall_time_s=wall_time_s))

@@ -18,7 +18,7 @@ def outlook_lines(prepared: Prepared, spent: Cost) -> list[str]:
     config = prepared.config
     return [
         f"study {config.name} · engine {prepared.engine.name} {prepared.engine.version() or '(not installed)'}"
-        f" · model {config.engine.model} · {prepared.gpus_per_trial} GPUs a trial",
+        f" · model {config.engine.model} · {_gpus(prepared.gpus_per_trial)} a trial",
         f"searches {', '.join(p.name for p in config.space.ordered)}: {_size(prepared)}",
         "measures " + ", ".join(f"{point.name} × {point.repeats}" for point in config.load_points) + " in every trial",
         cost_line(spent),
@@ -26,12 +26,18 @@ def outlook_lines(prepared: Prepared, spent: Cost) -> list[str]:
 
 
 def cost_line(spent: Cost) -> str:
-    """At most so many launches, hours, GPU-hours and bytes."""
-    basis = "a guess until the first trial is measured" if spent.guessed else "from the trials measured so far"
-    return (
-        f"at most {spent.launches} launches, {duration(spent.hours * 3600)}, {spent.gpu_hours:.3g} GPU-hours, "
-        f"{spent.disk_bytes / 2**20:,.0f} MiB of logs ({basis})"
-    )
+    """What is left to run and what it may take, in a sentence."""
+    basis = "a guess" if spent.guessed else "from the trials measured so far"
+    one = f"about {duration(spent.launch_s)} each, {basis}"
+    total = f"up to {spent.launches} launches ({one}): about {duration(spent.unlimited_hours * 3600)}"
+    if spent.hours < spent.unlimited_hours:
+        fit = int(spent.hours * 3600 / spent.launch_s)
+        total += f"; the budget of {duration(spent.hours * 3600)} ends it after about {fit}"
+    return f"{total}, {spent.gpu_hours:.3g} GPU-hours, up to {spent.disk_bytes / 2**20:,.0f} MiB of logs"
+
+
+def _gpus(count: int) -> str:
+    return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
 
 
 def _size(prepared: Prepared) -> str:
@@ -77,8 +83,9 @@ def _json(prepared: Prepared) -> dict[str, object]:
         "rejected_seed_points": [list(problems) for _, problems in prepared.rejected_seeds()],
         "not_searched": dict(prepared.inert),
         "warnings": list(prepared.warnings),
-        "cost_at_most": {
+        "cost": {
             "launches": spent.launches,
+            "seconds_per_launch": spent.launch_s,
             "hours": spent.hours,
             "gpu_hours": spent.gpu_hours,
             "disk_bytes": spent.disk_bytes,

@@ -4,6 +4,7 @@ Nothing here starts a server or needs a GPU.
 """
 
 import argparse
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +16,13 @@ from specsearch.host.probe import node_problems
 from specsearch.launch import LaunchPlan
 from specsearch.runners.workplace import gpus_per_trial, uses_nvml
 from specsearch.search_space import Point, SearchSpace, Value, point_key
-from specsearch.study import typical_seconds
-from specsearch.trial import TrialResult, short_name
+from specsearch.study import count_searched, typical_seconds
+from specsearch.trial import TrialKind, TrialResult, TrialStatus, short_name
 
 # Seconds a launch may take before anything is known: 10 to 30 minutes for a large model (product.md's figure,
 # the middle is taken), the log of a simulated server otherwise.
 GUESSED_LAUNCH_S = 20 * 60.0
-GUESSED_SIMULATED_LAUNCH_S = 3.0
+GUESSED_SIMULATED_LAUNCH_S = 7.0
 GUESSED_LOG_BYTES = 8 << 20
 
 
@@ -73,11 +74,13 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a study may cost at most; None where there is no limit to reckon with."""
+    """What is left to spend, as far as it can be told; limits of the budget are not applied to `unlimited_hours`."""
 
-    launches: int | None
+    launches: int
+    launch_s: float  # of one
     hours: float
     gpu_hours: float
+    unlimited_hours: float
     disk_bytes: int
     guessed: bool  # no trial was measured yet
 
@@ -85,7 +88,7 @@ class Cost:
 def load_prepared(arguments: argparse.Namespace) -> Prepared:
     """The study that the options of `tune` describe; raises ConfigError with every mistake."""
     config = with_engine_python(load_study(arguments.space), arguments.engine_python)
-    wall_time_s = _time_budget(arguments.time_budget) if arguments.time_budget else None
+    wall_time_s = None if arguments.time_budget is None else _time_budget(arguments.time_budget)
     config = with_budget(config, trials=arguments.trials, wall_time_s=wall_time_s)
     config = replace(
         config, force_inert=(*config.force_inert, *arguments.force_knob), keep_requests=arguments.keep_requests
@@ -122,14 +125,17 @@ def prepare(config: StudyConfig, *, dry_run: bool) -> Prepared:
     fitness = engine.fitness(space, config.load_points, dry_run=dry_run)
     inert = {name: why for name, why in fitness.inert.items() if name in space.by_name}
     dropped = {name for name in inert if name not in config.force_inert}
+    unknown = [name for name in config.force_inert if name not in space.by_name]
     space = replace(space, parameters=tuple(p for p in space.parameters if p.name not in dropped))
     config = replace(
         config,
         space=space,
         seed_points=tuple(_without(point, dropped) for point in config.seed_points),
         baseline=_without(config.baseline, dropped),
+        force_inert=tuple(name for name in inert if name not in dropped),
     )
     errors = [*fitness.errors, *_empty_space(space), *_baseline_problems(config)]
+    errors += [f"--force-knob {name}: the space has no such parameter" for name in unknown]
     if errors:
         raise ConfigError(str(config.source), errors)
     warnings = [*config.warnings, *fitness.warnings, *_inert_warnings(inert, config)]
@@ -168,8 +174,18 @@ def cost(prepared: Prepared, rows: list[TrialResult]) -> Cost:
     seconds = measured or guess
     points = prepared.config.space.valid_points(_SMALL)
     launches = min(n for n in (budget.trials, len(points) if points else None, 10**9) if n is not None)
-    total = launches + 2  # the start baseline, and the matched plain run of the best
-    hours = min(total * seconds, budget.wall_time_s or float("inf")) / 3600
+    has_baseline = any(row.kind == TrialKind.BASELINE and row.status == TrialStatus.OK for row in rows)
+    # Beside the search there are the start baseline and the matched plain run of the best.
+    total = max(0, launches - count_searched(rows)) + (1 if has_baseline else 2)
+    unlimited = total * seconds / 3600
     gpus = prepared.gpus_per_trial
-    gpu_hours = min(hours * gpus, budget.gpu_hours or float("inf"))
-    return Cost(total, hours, gpu_hours, total * GUESSED_LOG_BYTES, not measured)
+    hours = min(unlimited, (budget.wall_time_s or math.inf) / 3600, (budget.gpu_hours or math.inf) / max(gpus, 1))
+    return Cost(
+        launches=total,
+        launch_s=seconds,
+        hours=hours,
+        gpu_hours=hours * gpus,
+        unlimited_hours=unlimited,
+        disk_bytes=total * GUESSED_LOG_BYTES,
+        guessed=not measured,
+    )

@@ -1,6 +1,7 @@
 """What a person sees while a study runs: one line for each trial that ends, and where the running ones are."""
 
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 from rich.console import Console
@@ -28,6 +29,10 @@ class ProgressDisplay:
         self.driver: StudyDriver | None = None
 
     def __call__(self, event: Event) -> None:
+        with suppress(OSError):  # a study outlives the terminal that watched it
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
         match event:
             case TrialStarted(request):
                 again = f" (attempt {request.attempt})" if request.attempt > 1 else ""
@@ -44,13 +49,15 @@ class ProgressDisplay:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
 
     def _show_running(self) -> None:
         if self._console.is_terminal:
             if not self._live.is_started:
                 self._live.start()
-            self._live.update(Text("\n".join(_running(name, p) for name, p in self._moved.values())), refresh=True)
+            lines = [_running(name, progress) for name, progress in self._moved.values()]
+            self._live.update(Text("\n".join([*lines, f"{self._place()}{self._outlook()}"])), refresh=True)
         elif self._clock.monotonic() - self._said_at >= HEARTBEAT_S:
             for name, progress in self._moved.values():
                 self._line(f"        {_running(name, progress)}")
@@ -104,9 +111,9 @@ def _score(result: TrialResult, driver: StudyDriver) -> str:
 
 
 def _running(name: str, progress: Progress) -> str:
-    speed = f" · {progress.output_tokens_per_s:,.1f} tokens/s" if progress.output_tokens_per_s else ""
-    accept = f" · accept length {progress.accept_length:.2f}" if progress.accept_length else ""
-    return f"{name} · {progress.phase} · {progress.note}{speed}{accept}"
+    speed = f"{progress.output_tokens_per_s:,.1f} tokens/s" if progress.output_tokens_per_s else ""
+    accept = f"accept length {progress.accept_length:.2f}" if progress.accept_length else ""
+    return " · ".join(filter(None, (name, progress.phase, progress.note, speed, accept)))
 
 
 def seconds_left(driver: StudyDriver) -> float | None:

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from types import FrameType
 
 from specsearch import __version__
 from specsearch.clock import Clock, SystemClock
-from specsearch.errors import HostNotFit, NoRankableTrial
+from specsearch.errors import ConfigError, HostNotFit, NoRankableTrial
 from specsearch.executors.driver import USER, Event, StudyDriver, StudyEnded, TrialEnded, TrialStarted
 from specsearch.executors.in_process import run_in_process
 from specsearch.metrics import duration
@@ -25,6 +26,7 @@ from specsearch.runners.server import run_trial
 from specsearch.runners.workplace import Workplace, local_gpus
 from specsearch.samplers import SAMPLERS, OptunaProposer
 from specsearch.storage import ResultsFolder, Stamp, check_fingerprint, fingerprint_fields
+from specsearch.storage.paths import saying
 from specsearch.study import Done, Study
 from specsearch.trial import TrialRequest, TrialResult, TrialStatus
 
@@ -51,13 +53,17 @@ class FolderStore:
 def run_study(prepared: Prepared, arguments: argparse.Namespace) -> int:
     """Run or resume the study; returns the exit code after printing the verdict."""
     clock = SystemClock()
-    folder = ResultsFolder((arguments.results or Path("results") / prepared.config.name).expanduser().absolute(), clock)
+    folder = ResultsFolder(_results_path(arguments.results or Path("results") / prepared.config.name), clock)
+    _require_fit_host(prepared, arguments, folder)
     with ExitStack() as stack:
         stack.enter_context(folder.lock())
         stack.enter_context(_log_file(folder.path / "study.log"))
         driver = _driver(prepared, folder, clock, extend=arguments.extend)
-        _require_fit_host(prepared, arguments, folder)
         _say_plan(prepared, driver, folder)
+        end = driver.study.next_action(driver.results, [], elapsed_s=driver.elapsed_s)
+        if isinstance(end, Done):
+            _say("nothing is left to run")
+            return _show(prepared, folder, arguments, end)
         if not _confirmed(prepared, driver, arguments):
             _say("nothing was started")
             return 0
@@ -72,6 +78,15 @@ def run_study(prepared: Prepared, arguments: argparse.Namespace) -> int:
             display.close()
             _say(f"rows are in {folder.path}")
     return _conclude(prepared, folder, arguments, interrupts, done)
+
+
+def _results_path(given: Path) -> Path:
+    try:
+        path = given.expanduser().absolute()
+        str(path).encode()  # rows name the log of their trial, and a text in a row is UTF-8
+    except (RuntimeError, UnicodeEncodeError) as error:  # nobody's home, bytes that are no text
+        raise ConfigError("--results", [f"{str(given)!r} is no folder that can be used: {error}"]) from None
+    return path
 
 
 def _driver(prepared: Prepared, folder: ResultsFolder, clock: Clock, *, extend: bool) -> StudyDriver:
@@ -145,9 +160,10 @@ def _execute(
     interrupts: "_Interrupts",
 ) -> Done:
     if arguments.executor == "in-process":
-        gpu_indices = local_gpus(prepared.config)[: prepared.gpus_per_trial]
-        workplace = Workplace(prepared.config, folder.logs_dir, gpu_indices)
+        workplace = Workplace(prepared.config, folder.logs_dir, _gpus_of_a_trial(prepared))
         return run_in_process(driver, workplace, run_trial=run_trial, clock=clock)
+    if arguments.address or os.environ.get("RAY_ADDRESS"):
+        _show_ray_token()
     from specsearch.executors.ray_cluster import Demand, ray_session  # Ray takes seconds to import
     from specsearch.executors.ray_tune import run_in_ray
 
@@ -162,7 +178,8 @@ def _execute(
     ) as session:
         interrupts.listen()  # Ray has put handlers of its own in place
         if session.dashboard_url:
-            _say(f"dashboard {session.dashboard_url}")
+            token = " (its token: ray get-auth-token)" if session.asks_for_a_token else ""
+            _say(f"dashboard {session.dashboard_url}{token}")
         return run_in_ray(
             driver,
             make_workplace=functools.partial(Workplace, config, folder.logs_dir),
@@ -175,21 +192,47 @@ def _execute(
         )
 
 
+def _gpus_of_a_trial(prepared: Prepared) -> tuple[int, ...]:
+    """The GPUs of this host that trials, one after the other, run on; raises HostNotFit where they are too few."""
+    asked, here = prepared.gpus_per_trial, local_gpus(prepared.config)
+    if len(here) < asked:
+        raise HostNotFit(
+            "no node is large enough", [f"a trial needs {asked} GPUs on one node, this host has {len(here)}"]
+        )
+    return here[:asked]
+
+
+def _show_ray_token() -> None:
+    """Show a cluster its token where this user has one.
+
+    Ray 2.60 asks for it, reads this variable when it is imported, and sends the token only where it is set.
+    """
+    here = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if here or Path("~/.ray/auth_token").expanduser().exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
 def _conclude(
     prepared: Prepared, folder: ResultsFolder, arguments: argparse.Namespace, interrupts: "_Interrupts", done: Done
 ) -> int:
     """The verdict as far as the rows go, and the exit code."""
-    show = functools.partial(show_report, folder, arguments.format, ended=done.why, notes=prepared.warnings)
     if interrupts.signal is None:
-        return show()
+        return _show(prepared, folder, arguments, done)
     with suppress(NoRankableTrial):
-        show()
+        _show(prepared, folder, arguments, done)
     _say(f"stopped by {signal.Signals(interrupts.signal).name}; the same command goes on where this run stopped")
     return 128 + interrupts.signal
 
 
+def _show(prepared: Prepared, folder: ResultsFolder, arguments: argparse.Namespace, done: Done) -> int:
+    return show_report(folder, arguments.format, ended=done.why, notes=prepared.warnings)
+
+
 class _Interrupts:
-    """Ctrl-C or SIGTERM once: running trials end in good order; twice: at once; a third time nothing is waited for."""
+    """Ctrl-C, SIGTERM or SIGHUP once: running trials end in good order; twice: at once; a third time: no waiting.
+
+    A SIGHUP that is ignored (`nohup`) stays so.
+    """
 
     def __init__(self, driver: StudyDriver) -> None:
         self.signal: int | None = None
@@ -198,7 +241,9 @@ class _Interrupts:
 
     def listen(self) -> None:
         """Take the signals, also from whoever took them meanwhile."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
             before = signal.signal(number, self._hear)
             self._before.setdefault(number, before)
 
@@ -241,7 +286,8 @@ def _seconds(result: TrialResult) -> float:
 @contextmanager
 def _log_file(path: Path) -> Iterator[None]:
     """Everything that specsearch logs while the study runs, appended to the file."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    with saying("open"):
+        handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)
@@ -254,4 +300,5 @@ def _log_file(path: Path) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with suppress(OSError):  # a study outlives the terminal that watched it
+        print(text, file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ the engine would fix by itself filled in, and sorted names: two requests for the
 import ast
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -93,9 +94,11 @@ def same_value(left: Value, right: Value) -> bool:
 _ALLOWED_NODES = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, ast.Add, ast.Sub,
     ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
-    ast.In, ast.NotIn, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List, ast.Attribute,
+    ast.Pow, ast.In, ast.NotIn, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List, ast.Attribute,
 )  # fmt: skip
+_ALLOWED = "comparisons, and, or, not, in, arithmetic"
 _LONGEST_EXPRESSION = 500
+_LARGEST_POWER = 4
 
 
 @dataclass(frozen=True)
@@ -118,10 +121,12 @@ class Constraint:
         try:
             tree = ast.parse(self.source.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ValueError(f"not an expression: {error}") from None
+            raise ValueError(f"cannot be read{_where(self.source.strip(), error)}; allowed are {_ALLOWED}") from None
         for node in ast.walk(tree):
             if not isinstance(node, _ALLOWED_NODES) or (isinstance(node, ast.Attribute) and not _is_env(node)):
                 raise ValueError(f"{type(node).__name__} is not allowed; use comparisons, and/or/not and arithmetic")
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not _is_small_power(node):
+                raise ValueError(f"** takes a knob and a constant from 0 to {_LARGEST_POWER}, such as eagle_topk**2")
         return tree
 
     @cached_property
@@ -137,6 +142,21 @@ class Constraint:
             return bool(_evaluate(self._tree.body, point))
         except (TypeError, ArithmeticError):
             return False
+
+
+def _where(source: str, error: Exception) -> str:
+    """The place at which Python stopped reading an expression: the word or the signs around it; empty when unknown."""
+    if not isinstance(error, SyntaxError) or error.lineno != 1 or error.offset is None:
+        return ""
+    runs = re.finditer(r"[\w.]+|[^\w\s()\[\]'\"]+|\S", source)  # "8or" is one run and so is "||"
+    found = next((run[0] for run in runs if run.start() < error.offset <= run.end()), None)
+    return f" at '{found}'" if found else " to its end"
+
+
+def _is_small_power(node: ast.BinOp) -> bool:
+    """A power whose size is bounded: of a knob, not of another expression, with a small exponent."""
+    exponent = node.right.value if isinstance(node.right, ast.Constant) else None
+    return isinstance(node.left, ast.Name) and exponent in range(_LARGEST_POWER + 1)
 
 
 def _is_env(node: ast.AST) -> bool:
@@ -160,6 +180,7 @@ _OPERATORS: Mapping[type, Callable[..., object]] = {
     ast.Div: lambda a, b: a / b,
     ast.FloorDiv: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
+    ast.Pow: lambda a, b: a**b,
     ast.Eq: lambda a, b: a == b,
     ast.NotEq: lambda a, b: a != b,
     ast.Lt: lambda a, b: a < b,
@@ -295,7 +316,7 @@ class SearchSpace:
     def start_baseline(self, overrides: Point) -> dict[str, Value]:
         """Plain decoding with the engine's defaults, but for what the search-space file says of the baseline."""
         plain = self.walk(self._plain_choice(overrides))
-        return dict(sorted((plain_of(plain)).items()))
+        return dict(sorted((plain_of(plain) if ALGORITHM in self.by_name else plain).items()))
 
     def _plain_choice(self, overrides: Point) -> Callable[[Parameter], Value]:
         def choose(parameter: Parameter) -> Value:
@@ -368,5 +389,5 @@ def _next_or_ask(chosen: Iterator[Value], parameter: Parameter) -> Value:
     raise _Ask(parameter)
 
 
-# The speculative triple first, in the order in which the engine's rules look back.
-_ORDER: Mapping[str, int] = {name: position for position, name in enumerate(SPECULATIVE_KNOBS)}
+# Speculation first, then the switch for graphs: the order in which an engine's rules look back.
+_ORDER: Mapping[str, int] = {name: position for position, name in enumerate((*SPECULATIVE_KNOBS, "cuda_graph"))}

@@ -13,15 +13,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from specsearch.metrics import METRICS
+from specsearch.metrics import METRICS, duration
 from specsearch.search_space import Constraint, Point, SearchSpace, is_plain, plain_of, point_key
 from specsearch.trial import Measurement, Phase, TrialKind, TrialRequest, TrialResult, TrialStatus
 
 MOST_ATTEMPTS = 3  # a host's failure is retried twice at most
 MOST_DUPLICATES_IN_A_ROW = 10
 
+# These speak against the node whatever was launched on it; a hang, a crash or no shared memory may be the point's.
+HOST_REASONS = frozenset({"gpu_not_free", "gpu_lost", "port_taken", "wrong_server", "host_not_fit", "launch_failed"})
+# Few in one run, which ends with its nodes. Every run tries a baseline anew that only these kept from being measured.
+BOUNDED_BY_THE_RUN = HOST_REASONS | {"interrupted"}
+
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
-_BOUND = re.compile(r"\s*(?P<metric>\w+)\s*(?P<comparison><=|>=)\s*(?P<limit>[-+0-9.eE_]+)\s*")
+_NUMBER = r"[-+]?([0-9]{1,18}\.?[0-9]{0,24}|\.[0-9]{1,24})([eE][-+]?[0-9]{1,2})?"  # never infinite
+_BOUND = re.compile(rf"\s*(?P<metric>\w+)\s*(?P<comparison><=|>=)\s*(?P<limit>{_NUMBER})\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +218,10 @@ class Study:
         row = next((row for row in latest if row.kind == TrialKind.BASELINE), None)
         if row is None:
             return self._launch(latest, pending, TrialKind.BASELINE, self.baseline_point)
-        if row.status == TrialStatus.OK or may_retry(row):
-            return None if row.status == TrialStatus.OK else _again(row, latest)
+        if row.status == TrialStatus.OK:
+            return None
+        if may_retry(row) or (row.status == TrialStatus.FAILED and row.reason in BOUNDED_BY_THE_RUN):
+            return _again(row, latest)
         return _wait_or(pending, Done(f"the start baseline cannot be measured: {row.reason}: {row.message}"))
 
     def _retry(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
@@ -239,7 +247,7 @@ class Study:
     ) -> Action | None:
         wall_time_s, gpu_hours = self.budget.wall_time_s, self.budget.gpu_hours
         if wall_time_s is not None and elapsed_s + typical_seconds(rows) > wall_time_s:
-            why = f"the time budget of {wall_time_s / 3600:.2g} h leaves no room for another trial"
+            why = f"the time budget of {duration(wall_time_s)} leaves no room for another trial"
             return _wait_or(pending, Done(why))
         if gpu_hours is not None and math.fsum(row.gpu_seconds for row in rows) / 3600 >= gpu_hours:
             return _wait_or(pending, Done(f"the budget of {gpu_hours:g} GPU-hours is used up"))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from specsearch._search_space_file.document import FOLLOWING
 from specsearch.config import StudyConfig, load_study
 from specsearch.errors import ConfigError
 
@@ -50,11 +51,13 @@ def load(folder: Path, text: str) -> StudyConfig:
 
 
 def problems(folder: Path, text: str) -> list[str]:
-    """What is said of a text that must not load."""
+    """What is said of a text that must not load, without the line about what follows."""
     with pytest.raises(ConfigError) as caught:
         load(folder, text)
     assert caught.value.exit_code == 2
-    return list(caught.value.problems)
+    *found, following = caught.value.problems
+    assert following == FOLLOWING
+    return found
 
 
 def edited(old: str, new: str) -> str:

@@ -1,5 +1,6 @@
 """What a search-space file means: sections, spellings, paths, defaults, and what commands make of a study."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from specsearch.config import (
     to_fingerprint_fields,
     with_budget,
 )
+from specsearch.engines.simulated.faults import fault_problems
 from specsearch.errors import ConfigError
 from specsearch.search_space import ChoiceParameter, IntParameter, NoRules
 from specsearch.study import AGGREGATES, Bound, Budget, Objective
+from specsearch.trial import short_name
 from specsearch.workload import RANDOM
 from tests.search_space_samples import GOOD, SEED, edited, load, problems
 
@@ -264,6 +267,9 @@ def test_the_command_line_overrides_the_budget_it_names_and_no_more(tmp_path: Pa
     with pytest.raises(ConfigError) as caught:
         with_budget(config, trials=0, wall_time_s=-1)
     assert len(caught.value.problems) == 2
+    with pytest.raises(ConfigError) as caught:
+        with_budget(config, trials=0)
+    assert str(caught.value) == "--trials: saw 0; give 1 or more"
 
 
 def test_the_aggregates_of_the_file_are_those_of_the_study() -> None:
@@ -309,3 +315,23 @@ def test_another_model_under_the_same_path_has_another_fingerprint(tmp_path: Pat
     assert {name for name in before if before[name] != heavier[name]} == {f"engine.files.{target}"}
     (target / "config.json").write_text('{"a": 1}')
     assert to_fingerprint_fields(load(tmp_path, GOOD)) != heavier
+
+
+def test_the_faults_of_the_documentation_load_and_can_be_simulated(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "search-spaces.md").read_text()
+    (shown,) = re.findall(r"^```yml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    config = load(tmp_path, shown + GOOD[GOOD.index("parameters:") :])
+    assert [fault["kind"] for fault in config.engine.simulated.faults] == ["oom_graph", "request_failures"]
+    assert fault_problems(config.engine.simulated.faults) == []
+    broken = shown.replace("share: 0.1", "shares: 0.1")
+    assert fault_problems(load(tmp_path, broken + GOOD[GOOD.index("parameters:") :]).engine.simulated.faults)
+
+
+def test_a_word_of_a_name_means_what_the_documentation_says() -> None:
+    point = {
+        "speculative_algorithm": "EAGLE3", "draft_model": "/d/other", "num_steps": 3, "eagle_topk": 4,
+        "num_draft_tokens": 16, "cuda_graph": False, "custom_all_reduce": False, "env.NCCL_ALGO": "Ring",
+        "env.NCCL_PROTO": "LL",
+    }  # fmt: skip
+    page = (Path(__file__).parents[1] / "docs" / "search-spaces.md").read_text()
+    assert f"such as `{short_name(point)}`:" in page

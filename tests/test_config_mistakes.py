@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from specsearch._search_space_file.document import FOLLOWING
+from specsearch.config import load_study
+from specsearch.errors import ConfigError
+from specsearch.metrics import METRICS
 from specsearch.search_space import ChoiceParameter
 from tests.search_space_samples import GOOD, SEED, edited, load, problems
 
@@ -16,12 +20,13 @@ def test_all_mistakes_are_told_together_in_the_order_of_their_lines(tmp_path: Pa
         .replace("low: 1,", "low: 9,")
     )
     text = text.replace("budget:", "budgte:").replace("metric: output_tokens_per_s", "metric: output_tokens_per_sec")
+    directed = ", ".join(metric.name for metric in METRICS.values() if metric.better)
     assert problems(tmp_path, text) == [
         "line 5: engine.tp_sise: unknown key; did you mean 'tp_size'?",
         "line 11: parameters.num_steps.low: low 9 is above high 5",
         "line 22: load_points[0].concurrency: is missing: requests in flight at any time",
         "line 22: load_points[0].concurency: unknown key; did you mean 'concurrency'?",
-        "line 24: objective.metric: no such metric; did you mean 'output_tokens_per_s'?",
+        f"line 24: objective.metric: no such metric; did you mean 'output_tokens_per_s'? There are {directed}",
         "line 25: budgte: unknown section; did you mean 'budget'?",
     ]
 
@@ -56,6 +61,63 @@ def test_one_mistake_is_said_once_and_brings_no_others(tmp_path: Path) -> None:
     all_found = {name: problems(tmp_path, edited(old, new)) for name, (old, new, _) in MISTAKES.items()}
     several = {name for name, found in all_found.items() if len(found) > 1}
     assert several == {"on and off", "text for a switch", "log from zero", "pinned twice"}  # each is two mistakes
+
+
+def test_a_list_of_mistakes_ends_with_the_checks_that_could_not_be_made_yet(tmp_path: Path) -> None:
+    """What the engine would say is not said before the space can be read; a text that is no YAML has no such line."""
+    path = tmp_path / "space.yaml"
+    path.write_text("nam: x\n")
+    with pytest.raises(ConfigError) as caught:
+        load_study(path)
+    assert str(caught.value).splitlines()[-1] == f"  - {FOLLOWING}"
+    path.write_text("a: [")
+    with pytest.raises(ConfigError) as caught:
+        load_study(path)
+    assert FOLLOWING not in str(caught.value)
+
+
+def test_a_variable_without_its_env_is_still_known_by_its_name(tmp_path: Path) -> None:
+    """A seed point that spells it right is not told that there is no such parameter."""
+    text = edited("  env.NCCL_PROTO:", "  NCCL_PROTO:").replace("num_steps: 3,", "num_steps: 3, env.NCCL_PROTO: LL,")
+    assert problems(tmp_path, text) == [
+        "line 15: parameters.NCCL_PROTO: an environment variable is written env.NAME; did you mean 'env.NCCL_PROTO'?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"), [("1, 2, 4", "[1, 2, 4]"), ("1", "[1]"), ("'1, 2, 4'", "[1, 2, 4]"), ("1,2", "[1, 2]")]
+)
+def test_values_without_brackets_are_one_mistake(tmp_path: Path, values: str, wanted: str) -> None:
+    """YAML reads what follows the first comma as further keys."""
+    (said,) = problems(tmp_path, edited("values: [1, 2, 4], when", f"values: {values}, when"))
+    assert said == f"line 12: parameters.eagle_topk.values: write a list: {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "place"),
+    [
+        ("cuda_graph || num_steps > 1", " at '||'"),
+        ("cuda_graph && num_steps > 1", " at '&&'"),
+        ("num_steps = 1", " at '='"),
+        ("num_steps > 1 and", " to its end"),
+        ("(num_steps > 1", " at '('"),
+        ("num_steps > 1)", " at ')'"),
+        ("num_steps is_not_one", " at 'is_not_one'"),
+    ],
+)
+def test_a_constraint_that_cannot_be_read_says_where_and_what_is_allowed(
+    tmp_path: Path, constraint: str, place: str
+) -> None:
+    (said,) = problems(tmp_path, edited("num_draft_tokens <= 8 or eagle_topk > 1", f'"{constraint}"'))
+    allowed = "allowed are comparisons, and, or, not, in, arithmetic"
+    assert said == f"line 16: constraints[0]: cannot be read{place}; {allowed}"
+
+
+@pytest.mark.parametrize("fault", ["{when: {num_steps: [5]}}", "{kind: null}"])
+def test_a_fault_without_a_kind_is_named_with_its_line(tmp_path: Path, fault: str) -> None:
+    text = edited("type: sglang", f"type: simulated\n  simulated:\n    faults:\n      - {fault}")
+    (said,) = problems(tmp_path, text)
+    assert said.startswith("line 6: engine.simulated.faults[0]: kind is missing")
 
 
 def test_a_key_given_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
@@ -202,3 +264,13 @@ def test_draft_tokens_that_follow_from_a_chain_need_not_be_in_the_space(tmp_path
     """With top-k 1 the server verifies steps + 1 tokens, so a chain of 3 steps is valid in a space from 8 on."""
     text = edited("low: 2, high: 16, log", "low: 8, high: 16, log").replace(SEED, '  - "1,3,1,4"\n')
     assert load(tmp_path, text).seed_points[0]["num_draft_tokens"] == 4
+
+
+def test_a_mistake_beside_the_simulated_hardware_is_not_said_of_it(tmp_path: Path) -> None:
+    """`type: simulated` and `simulated:` are one word in two roles."""
+    text = edited("type: sglang", "type: simulated\n  simulated: {target: tiny, noise: -1}").replace(
+        "tp_size: 2", 'tp_size: "2"'
+    )
+    found = [problem.partition(": ")[2] for problem in problems(tmp_path, text)]
+    assert "engine.tp_size: expected an integer, saw '2'" in found
+    assert "engine.simulated.noise: saw -1; must be greater than or equal to 0" in found

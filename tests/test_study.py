@@ -187,6 +187,28 @@ def test_a_baseline_that_cannot_be_measured_ends_the_study_and_one_that_the_host
     assert launched(study(eagle(1)).next_action([failed], [])).attempt == 2
 
 
+@pytest.mark.parametrize(("reason", "goes_on"), [("interrupted", True), ("gpu_not_free", True), ("hang", False)])
+def test_a_folder_is_of_use_again_once_what_kept_its_baseline_from_running_is_gone(reason: str, goes_on: bool) -> None:
+    """Three kills, or three runs beside a busy GPU, say nothing of the baseline; three hangs do."""
+    failed = [row(0, PLAIN, "failed", kind=TrialKind.BASELINE, reason=reason, attempt=attempt) for attempt in (1, 2, 3)]
+    action = study(eagle(1)).next_action(failed, [])
+    assert (launched(action).attempt == 4) if goes_on else isinstance(action, Done)
+
+
+def test_a_space_of_plain_decoding_alone_does_not_launch_its_baseline_twice() -> None:
+    space = SearchSpace((ChoiceParameter("cuda_graph", (True, False)),))
+    what = Study(space=space, objective=Objective(), budget=Budget(), proposer=Listed())
+    assert what.baseline_point == space.canonical({}) == space.canonical({"speculative_algorithm": "none"})
+
+
+@pytest.mark.parametrize("limit", ["1e999", "inf", "nan", "--5", "1_0", "5ms", "", "9" * 400])
+def test_a_bound_has_a_number_that_its_rows_can_be_read_by_again(limit: str) -> None:
+    with pytest.raises(ValueError, match="is not of the form METRIC <= NUMBER"):
+        Bound.parse(f"ttft_p99_ms <= {limit}")
+    kept = Objective(subject_to=tuple(Bound.parse(f"ttft_p99_ms <= {n}") for n in ("1e18", ".5", "-3e-7", "1.25")))
+    assert Objective.from_spec(kept.spec()) == kept
+
+
 def test_the_budget_of_trials_counts_each_searched_trial_once_whatever_its_attempts() -> None:
     rows = [
         BASELINE,
@@ -241,7 +263,7 @@ def test_no_trial_is_begun_that_the_time_budget_has_no_room_for() -> None:
     assert isinstance(what.next_action([BASELINE], [], elapsed_s=90.0), Launch)
     done = what.next_action([BASELINE], [], elapsed_s=91.0)
     assert isinstance(done, Done)
-    assert "leaves no room" in done.why
+    assert done.why == "the time budget of 2 min leaves no room for another trial"
     assert what.next_action([BASELINE], [request(1, eagle(1))], elapsed_s=91.0) == Wait()
 
 

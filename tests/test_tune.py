@@ -4,13 +4,14 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.command import run, servers_of, space, started, wait_for
+from tests.command import command, run, servers_of, space, started, wait_for
 
 IN_PROCESS = ("--executor", "in-process")
 
@@ -36,7 +37,7 @@ def test_a_study_ends_with_a_verdict_and_rows_that_say_simulated(tmp_path: Path)
 
 
 def test_the_same_command_again_measures_nothing_twice(tmp_path: Path) -> None:
-    """SR-01: a finished study is finished; more trials go on from its rows."""
+    """SR-01: a finished study is finished; more trials go on from its rows, and what is left is said."""
     path, results = space(tmp_path), tmp_path / "r"
     run("tune", path, "--results", results, *IN_PROCESS, "--trials", "1")
     before = rows(results)
@@ -44,7 +45,8 @@ def test_the_same_command_again_measures_nothing_twice(tmp_path: Path) -> None:
     assert again.code == 0
     assert "rows are kept" in again.err
     assert rows(results) == before
-    run("tune", path, "--results", results, *IN_PROCESS, "--trials", "2")
+    more = run("tune", path, "--results", results, *IN_PROCESS, "--trials", "2")
+    assert "up to 2 launches" in more.err  # one of the search, and the matched plain run
     assert rows(results)[: len(before)] == before
     assert sum(row["kind"] in ("seed", "search") for row in rows(results)) == 2
 
@@ -128,7 +130,7 @@ def test_a_killed_run_goes_on_with_every_finished_row_and_no_server_left(tmp_pat
     assert not list(results.glob(".t*.running.json"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_one_interrupt_saves_everything_and_takes_the_server_down(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -145,13 +147,15 @@ def test_one_interrupt_saves_everything_and_takes_the_server_down(
     assert [row["status"] for row in rows(results)] == ["ok", "aborted"]
 
 
-def test_a_node_too_small_is_said_at_once(tmp_path: Path) -> None:
-    """SR-09: asked and available are named, before Ray is started."""
-    done = run("tune", space(tmp_path, simulated="gpus: 4"), "--results", tmp_path / "r")
+@pytest.mark.parametrize("executor", ["ray", "in-process"])
+def test_a_node_too_small_is_said_at_once(tmp_path: Path, executor: str) -> None:
+    """SR-09: asked and available are named, before Ray or a server is started."""
+    done = run("tune", space(tmp_path, simulated="gpus: 4"), "--results", tmp_path / "r", "--executor", executor)
     assert done.code == 3
     assert done.seconds < 15
     assert "needs 8 GPUs on one node" in done.err
-    assert "4" in done.err
+    assert "has 4" in done.err
+    assert not list((tmp_path / "r" / "trials").iterdir())
 
 
 def test_a_space_smaller_than_its_budget_is_enumerated_and_ends_cleanly(tmp_path: Path) -> None:
@@ -203,6 +207,9 @@ def test_an_inert_knob_is_said_and_not_searched_unless_forced(tmp_path: Path) ->
     assert "num_continuous_decode_steps" not in plan["plans"][0]["point"]
     forced = run("tune", path, "--dry-run", "--force-knob", "num_continuous_decode_steps", "--format", "json")
     assert json.loads(forced.out)["not_searched"] == {}
+    misspelt = run("tune", path, "--dry-run", "--force-knob", "num_continous_decode_steps")
+    assert misspelt.code == 2
+    assert "num_continous_decode_steps: the space has no such parameter" in misspelt.err
 
 
 def test_a_dry_run_prints_shell_lines_and_leaves_nothing(tmp_path: Path) -> None:
@@ -220,7 +227,8 @@ def test_mistakes_in_a_file_are_all_listed_and_exit_2(tmp_path: Path) -> None:
     assert "Traceback" not in done.err
     assert done.err.count("line ") >= 2
     assert run("tune", tmp_path / "absent.yaml").code == 2
-    assert run("tune", space(tmp_path), "--time-budget", "soon").code == 2
+    for time_budget in ("soon", ""):  # an empty one is a shell variable that is not set, and no budget without limit
+        assert run("tune", space(tmp_path), "--time-budget", time_budget).code == 2
     assert run("tune", space(tmp_path), "--trials", "-1").code == 2
     assert run("tune", "--no-such-option").code == 2
 
@@ -285,7 +293,7 @@ def test_check_says_fit_or_every_problem(tmp_path: Path) -> None:
     broken = space(tmp_path, simulated="gpu: rtx-9999, faults: [{kind: gremlins}]")
     done = run("check", broken, "--format", "json")
     said = json.loads(done.out)
-    assert done.code == 2
+    assert done.code == 3
     assert len(said["space"]) >= 2
     assert said["fit"] is False
 
@@ -299,3 +307,31 @@ def test_a_port_that_a_stranger_holds_is_never_measured(tmp_path: Path) -> None:
     assert done.code == 0
     ports = {str(row["command"]).partition("--port ")[2].split()[0] for row in rows(tmp_path / "r")}
     assert len(ports) == len(rows(tmp_path / "r"))
+
+
+def test_a_study_outlives_whoever_watched_it(tmp_path: Path) -> None:
+    """Progress that nobody can read any more, and a stream that lacks our characters, cost neither rows nor verdict."""
+    words = command("tune", space(tmp_path), "--results", tmp_path / "r", *IN_PROCESS, "--trials", "1")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            words, stdout=subprocess.PIPE, stderr=full, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=60
+        )
+    assert done.returncode == 0
+    assert b"SIMULATED" in done.stdout
+    assert b"\\xb7" in done.stdout
+    assert [row["status"] for row in rows(tmp_path / "r")] == ["ok", "ok"]
+
+
+def test_a_results_folder_that_cannot_be_used_is_said_in_a_sentence(tmp_path: Path) -> None:
+    taken = tmp_path / "r" / "study.log"
+    taken.mkdir(parents=True)
+    cases = (
+        (taken.parent, 4, f"cannot open {taken}"),
+        ("~nobody-has-this-name/r", 2, "--results"),
+        (b"\xff", 2, "surrogates"),
+    )
+    for results, code, said in cases:
+        done = run("tune", space(tmp_path), "--results", os.fsdecode(results), *IN_PROCESS, cwd=tmp_path)
+        assert done.code == code
+        assert said in done.err
+        assert "Traceback" not in done.err

@@ -75,6 +75,7 @@ def _engine(document: Document, section: EngineSection, pinned: Pinned) -> Engin
     simulated = SimulatedHardware()
     if isinstance(section, models.SimulatedEngineSection):
         fields = section.simulated.model_dump(exclude={"faults"})
+        _check_faults(document, section.simulated.faults)
         simulated = SimulatedHardware(**fields, faults=tuple(section.simulated.faults))
     return EngineConfig(
         type=section.type,
@@ -87,6 +88,13 @@ def _engine(document: Document, section: EngineSection, pinned: Pinned) -> Engin
         env=_pinned_env(document, section, pinned),
         simulated=simulated,
     )
+
+
+def _check_faults(document: Document, faults: Sequence[Mapping[str, object]]) -> None:
+    """Whether each says its kind; which kinds there are is the engine's to know."""
+    for index, fault in enumerate(faults):
+        if fault.get("kind") is None:
+            document.problem(("engine", "simulated", "faults", index), "kind is missing, such as {kind: oom_graph}")
 
 
 def _pinned_args(document: Document, section: EngineSection, pinned: Pinned) -> dict[str, Value]:
@@ -111,7 +119,7 @@ def _pinned_args(document: Document, section: EngineSection, pinned: Pinned) -> 
 
 
 def _pinned_problem(written: str, name: str, pinned: Pinned) -> str | None:
-    if written.startswith(names.ENV):
+    if written.startswith(names.ENV) or names.is_bare_variable(written):
         return "an environment variable is pinned in engine.env"
     if name in pinned.places:
         return f"{pinned.places[name][-1]} is the same knob; keep one"
@@ -234,11 +242,14 @@ def _objective(document: Document, load_points: Sequence[LoadPoint]) -> Objectiv
     section = models.read_section(models.ObjectiveSection, document, ("objective",))
     if section is None:
         return Objective()
+    directed = [metric.name for metric in METRICS.values() if metric.better]
     if section.metric not in METRICS:
-        hint = did_you_mean(section.metric, METRICS) or f"; there are {', '.join(METRICS)}"
-        document.problem(("objective", "metric"), f"no such metric{hint}")
+        document.problem(("objective", "metric"), _unknown_metric(section.metric, directed))
     elif METRICS[section.metric].better == 0:
         document.problem(("objective", "metric"), f"{section.metric} is neither better when more nor when less")
+    elif section.metric in _NOT_IN_PLAIN:
+        why = "plain decoding has none, so that nothing could be compared with a baseline; bound it with subject_to"
+        document.problem(("objective", "metric"), f"{section.metric}: {why}")
     at = () if section.at == ["all"] else tuple(section.at)
     there = [load_point.name for load_point in load_points]
     unsure = document.has_problem(("load_points",)) or document.has_problem(("workloads",))
@@ -247,6 +258,15 @@ def _objective(document: Document, load_points: Sequence[LoadPoint]) -> Objectiv
             hint = did_you_mean(name, there) or f"; there are {', '.join(there)}, or all"
             document.problem(_one_of(document, "at", index), f"no load point {shown(name)}{hint}")
     return Objective(section.metric, at, section.aggregate, _bounds(document, section.subject_to))
+
+
+_NOT_IN_PLAIN = ("accept_length", "accept_rate")
+
+
+def _unknown_metric(name: str, there: Sequence[str]) -> str:
+    """The nearest metric first, then all of them."""
+    near = did_you_mean(name, there)
+    return f"no such metric{near}{' There' if near else '; there'} are {', '.join(there)}"
 
 
 def _one_of(document: Document, key: str, index: int) -> Place:
@@ -258,10 +278,15 @@ def _bounds(document: Document, texts: Sequence[str]) -> tuple[Bound, ...]:
     bounds: list[Bound] = []
     for index, text in enumerate(texts):
         place = _one_of(document, "subject_to", index)
+        compared = re.match(r"\s*(\w{1,80})\s*[<>]=", text)
+        if compared and compared[1] not in METRICS:
+            document.problem(place, f"{compared[1]}: {_unknown_metric(compared[1], list(METRICS))}")
+            continue
         try:
             bound = Bound.parse(text)
         except ValueError as error:
-            document.problem(place, f"{error}{did_you_mean(text.split(' ')[0], METRICS)}")
+            word = text.split(" ")[0]
+            document.problem(place, f"{error}{'' if word in METRICS else did_you_mean(word, METRICS)}")
             continue
         against = next((other for other in bounds if _contradict(bound, other)), None)
         if against:

@@ -22,7 +22,10 @@ MOST_NODES = 20_000  # about one second of reading; the shipped files have fewer
 MOST_ALIASES = 100
 DEEPEST = 16  # the grammar needs 6
 MOST_PROBLEMS = 50  # more are counted and not shown
+# The last line of every list: what the engine knows needs a space that can be read.
+FOLLOWING = "further checks (engine, drafters) follow when these are repaired"
 
+_TABS = "indent with spaces, not tabs"
 _NULLS = ("", "~", "null", "Null", "NULL")
 _BOOLEANS = {text: text[0] in "tT" for text in ("true", "True", "TRUE", "false", "False", "FALSE")}
 _OTHER_BOOLEANS = ("yes", "no", "on", "off", "y", "n")  # booleans of YAML 1.1, texts of YAML 1.2
@@ -71,7 +74,8 @@ class Document:
             ordered = sorted(self._problems.values(), key=lambda problem: problem[0])
             texts = [text for _, text in ordered[:MOST_PROBLEMS]]
             more = len(ordered) - MOST_PROBLEMS
-            raise ConfigError(str(self.path), [*texts, f"and {more} more"] if more > 0 else texts)
+            rest = [f"and {more} more"] if more > 0 else []
+            raise ConfigError(str(self.path), [*texts, *rest, FOLLOWING])
 
     def section(self, place: Place) -> object:
         """The value at a place, None where there is none."""
@@ -128,7 +132,7 @@ def read_document(path: Path) -> Document:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         what = " ".join(filter(None, (error.context, error.problem)))
-        raise _fatal(path, line, f"not valid YAML: {what}") from None
+        raise _fatal(path, line, _TABS if _is_indented_by_a_tab(text, mark) else f"not valid YAML: {what}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise _fatal(path, line, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML") from None
@@ -136,6 +140,14 @@ def read_document(path: Path) -> Document:
         raise _fatal(path, 1, f"not valid YAML: {_shortened(str(error))}") from None
     _Reader(document, events).read()
     return document
+
+
+def _is_indented_by_a_tab(text: str, mark: yaml.Mark | None) -> bool:
+    """Whether a tab stands between the beginning of the line and the place of an error."""
+    if mark is None:
+        return False
+    before = text[mark.index - mark.column : mark.index + 1]
+    return "\t" in before[: len(before) - len(before.lstrip())]
 
 
 def _fatal(path: Path, line: int, text: str) -> ConfigError:

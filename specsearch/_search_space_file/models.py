@@ -56,7 +56,9 @@ class _EngineSection(Section):
     )
     version: str | None = Field(None, description="consulted only where no engine is installed, as in a dry run")
     command_prefix: list[str] = Field([], description="words put before the launch command, such as `[numactl, -N, 0]`")
-    tp_size: Count = Field(_ENGINE.tp_size, description="tensor-parallel size; a trial owns that many GPUs")
+    tp_size: Annotated[int, Field(ge=1, le=64)] = Field(
+        _ENGINE.tp_size, description="tensor-parallel size; a trial owns that many GPUs"
+    )
     args: dict[str, Any_] = Field({}, description="server flags and named knobs pinned in every trial")
     env: dict[str, Any_] = Field(
         {}, description="environment variables pinned in every trial, taken as they are written"
@@ -176,7 +178,9 @@ class BudgetSection(Section):
 class SamplerSection(Section):
     """`sampler:`."""
 
-    type: Literal["tpe", "random", "graybox"] = Field("tpe", description="who proposes the next point")
+    type: Literal["tpe", "random", "graybox"] = Field(
+        "tpe", description="who proposes the next point; `graybox` is not there yet, `tpe` proposes in its place"
+    )
     seed: int = Field(SamplerConfig().seed, ge=0, le=_LARGEST, description="of the sampler")
 
 
@@ -273,11 +277,11 @@ def _validated(
 
 def _note(document: Document, place: Place, model: type[Section] | None, details: ErrorDetails) -> Place:
     """Say what is wrong in a section; the place that is wrong comes back."""
-    inside, holder = place, model
-    for part in details["loc"]:
-        if part in _TAGGED and (*inside, part) not in document.lines:
-            holder = _TAGGED[str(part)]
-        elif (*inside, part) in document.lines or details["type"] == "missing":
+    inside, holder, parts = place, model, details["loc"]
+    if model is None and parts:  # of a section told apart by its `type`, which pydantic puts first
+        holder, parts = _TAGGED[str(parts[0])], parts[1:]
+    for part in parts:
+        if (*inside, part) in document.lines or details["type"] == "missing":
             holder = SimulatedSection if part == "simulated" else holder
             inside = (*inside, part)
     if details["type"] == "missing":

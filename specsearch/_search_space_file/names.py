@@ -82,6 +82,7 @@ POWERS_OF_TWO = tuple(
 
 _FLAG = re.compile(r"[a-z][a-z0-9_]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CAPITALS = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")  # no flag is written so
 # How near a name must be to a named knob to be taken for a slip: `num_step` is (0.94),
 # `prefill_attention_backend`, a flag of its own, is not (0.81).
 _A_SLIP = 0.9
@@ -96,6 +97,8 @@ def name_problem(name: str) -> str | None:
     """Why a parameter or pinned setting cannot have this name, or None."""
     if name.startswith(ENV):
         return variable_problem(name.removeprefix(ENV))
+    if is_bare_variable(name):
+        return f"an environment variable is written {ENV}NAME; did you mean '{ENV}{name}'?"
     if not _FLAG.fullmatch(name):
         underscored = name.lstrip("-").replace("-", "_")
         near = f"; did you mean '{underscored}'?" if _FLAG.fullmatch(underscored) else ""
@@ -108,8 +111,15 @@ def name_problem(name: str) -> str | None:
     return f"unknown knob; did you mean '{meant}'?" if meant else None
 
 
+def is_bare_variable(name: str) -> bool:
+    """Whether a name is that of an environment variable without the `env.` before it."""
+    return _CAPITALS.fullmatch(name) is not None
+
+
 def slip(name: str) -> str | None:
-    """The named knob that a name was most likely meant to be; None when it is one, or a flag of its own."""
+    """The knob or variable that a name was most likely meant to be; None when it is one, or a flag of its own."""
+    if is_bare_variable(name):
+        return ENV + name
     if name in KNOBS or name in ALIASES or name in NEGATIONS or name.startswith(ENV):
         return None
     near = difflib.get_close_matches(name, [*KNOBS, *ALIASES], n=1, cutoff=_A_SLIP)

@@ -59,7 +59,7 @@ def read_parameters(document: Document, pinned: Pinned, *, odd_nccl: bool) -> Kn
     sections: dict[str, ParameterSection] = {}
     for written in _given_parameters(document):
         place = ("parameters", written)
-        section = read_tagged(PARAMETER, document, place)
+        section = None if _is_no_list(document, place) else read_tagged(PARAMETER, document, place)
         meant = names.slip(written)
         name = names.canonical(meant or written)
         problem = names.name_problem(written) if meant else _name_problem(name, known)
@@ -89,6 +89,20 @@ def _given_parameters(document: Document) -> list[str]:
         seen = "is missing" if place not in document.lines else f"expected parameters, saw {shown(given)}"
         document.problem(place, f"{seen}; for instance num_steps: {{type: int, low: 1, high: 8}}")
     return []
+
+
+def _is_no_list(document: Document, place: Place) -> bool:
+    """Whether `values` of a parameter are written without brackets, which is then noted.
+
+    In `{type: choice, values: 1, 2, 4}` YAML reads `2` and `4` as further keys.
+    """
+    given, values = document.section(place), (*place, "values")
+    if not isinstance(given, dict) or values not in document.raw or given["values"] is None:
+        return False
+    strays = [key for key in given if given[key] is None and key not in ChoiceSection.model_fields]
+    words = [word.strip() for word in (*document.raw[values].split(","), *strays)]
+    document.problem(values, f"write a list: [{', '.join(filter(None, words))}]")
+    return True
 
 
 def _name_problem(name: str, known: Known) -> str | None:

@@ -28,13 +28,13 @@ _NO_BOUND = 2**31 - 1
 
 def sections_table() -> str:
     """What may stand at the top of a file."""
-    return _table(("section", "what it is"), ([f"`{name}`", meaning] for name, meaning in models.SECTIONS.items()))
+    return table(("section", "what it is"), ([f"`{name}`", meaning] for name, meaning in models.SECTIONS.items()))
 
 
 def fields_table() -> str:
     """Every field of every section: type, default and meaning."""
     rows = (row for section, model in _SECTIONS.items() for row in _rows(section, model))
-    return _table(("section", "field", "type", "default", "meaning"), rows)
+    return table(("section", "field", "type", "default", "meaning"), rows)
 
 
 def knobs_table() -> str:
@@ -46,7 +46,7 @@ def knobs_table() -> str:
         smallest = f" ≥ {names.SMALLEST[name]}" if name in names.SMALLEST else ""
         value = "list of batch sizes, small to large" if name in names.LISTS else kinds[kind] + smallest
         rows.append([f"`{name}`", value, ", ".join(f"`{alias}`" for alias in spellings) or "–"])
-    return _table(("knob", "values", "also written"), rows)
+    return table(("knob", "values", "also written"), rows)
 
 
 def owned_table() -> str:
@@ -54,7 +54,7 @@ def owned_table() -> str:
     reasons: dict[str, list[str]] = {}
     for flag, reason in names.OWNED_FLAGS.items():
         reasons.setdefault(reason, []).append(f"`{flag}`")
-    return _table(("flags", "because"), ([", ".join(flags), reason] for reason, flags in reasons.items()))
+    return table(("flags", "because"), ([", ".join(flags), reason] for reason, flags in reasons.items()))
 
 
 def _rows(section: str, model: type[Section]) -> Iterator[list[str]]:
@@ -66,8 +66,19 @@ def _rows(section: str, model: type[Section]) -> Iterator[list[str]]:
             and name != "model"
         ):
             continue  # the fields it shares with the other engine stand there
+        if model is models.SglangEngineSection and name == "type":
+            yield _engine_type()
+            continue
         wanted = "needed" if name in schema.get("required", ()) else _default(field)
         yield [f"`{section}`", f"`{name}`", _type(field), wanted, field.get("description", "")]
+
+
+def _engine_type() -> list[str]:
+    """The row of the word that tells the two engine sections apart."""
+    kinds = [models.SglangEngineSection.model_fields["type"], models.SimulatedEngineSection.model_fields["type"]]
+    words = [kind.annotation.__args__[0] for kind in kinds if kind.annotation is not None]
+    meanings = [f"`{word}`: {kind.description}" for word, kind in zip(words, kinds, strict=True)]
+    return ["`engine`", "`type`", " or ".join(f"`{word}`" for word in words), "needed", "; ".join(meanings)]
 
 
 def _type(field: Mapping[str, Any]) -> str:
@@ -92,6 +103,7 @@ def _default(field: Mapping[str, Any]) -> str:
     return f"`{shown}{seconds}`"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of a page."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

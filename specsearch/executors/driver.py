@@ -17,14 +17,11 @@ from specsearch.clock import Clock
 from specsearch.errors import HostNotFit
 from specsearch.runners.workplace import Workplace
 from specsearch.search_space import point_key
-from specsearch.study import Done, Launch, Reject, Study, Wait, known_effective, known_keys, settle
+from specsearch.study import HOST_REASONS, Done, Launch, Reject, Study, Wait, known_effective, known_keys, settle
 from specsearch.trial import Phase, Progress, StopFlag, TrialKind, TrialRequest, TrialResult, TrialStatus
 
 USER = "user"
 BUDGET = "budget"
-# Failures that speak against the node whatever was launched on it. A hang, a crash or exhausted shared memory may
-# be the configuration's.
-HOST_REASONS = frozenset({"gpu_not_free", "gpu_lost", "port_taken", "wrong_server", "host_not_fit", "launch_failed"})
 MOST_HOST_FAILURES = 2  # in a row, on one node
 
 

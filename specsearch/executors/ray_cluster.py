@@ -1,5 +1,6 @@
 """The Ray cluster of a study: a fresh local one or one that is joined, and whether trials fit on its nodes."""
 
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ RAY_ENVIRONMENT: Mapping[str, str] = {
 OBJECT_STORE_BYTES = 100 << 20  # only results travel; Ray's own choice is 30 % of the host's memory
 PROBE_POLL_S = 0.2
 CONNECT_S = 5.0
+NO_RAY = "its logs are below /tmp/ray; `--executor in-process` runs the same study without Ray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class RaySession:
 
     is_local: bool
     dashboard_url: str | None
+    asks_for_a_token: bool
 
 
 @contextmanager
@@ -84,6 +87,9 @@ def ray_session(
     that trials may have, or those that the simulated engine pretends to have; None leaves it to Ray to find them.
     """
     joined = address or os.environ.get("RAY_ADDRESS")
+    logging.getLogger("ray._private.authentication").setLevel(
+        logging.ERROR
+    )  # says in 200 letters that a token is asked
     if not joined and gpus is not None:
         demand.require({"this host": len(gpus)})
     with _environment(RAY_ENVIRONMENT), _visible(None if joined else gpus):
@@ -91,21 +97,28 @@ def ray_session(
         try:
             fitting_nodes(demand)
             url = context.dashboard_url
-            yield RaySession(is_local=not joined, dashboard_url=f"http://{url}" if url else None)
+            yield RaySession(
+                is_local=not joined,
+                dashboard_url=f"http://{url}" if url else None,
+                asks_for_a_token=os.environ.get("RAY_AUTH_MODE") == "token",
+            )
         finally:
             ray.shutdown()
 
 
 def _start(demand: Demand, gpus: Sequence[int] | None, include_dashboard: bool) -> BaseContext:
-    return ray.init(
-        address="local",
-        num_cpus=max(2, demand.trials_per_node),  # Ray starts an idle process per CPU, which servers would feel
-        num_gpus=None if gpus is None else len(gpus),
-        include_dashboard=include_dashboard,
-        object_store_memory=OBJECT_STORE_BYTES,
-        configure_logging=False,
-        log_to_driver=False,
-    )
+    try:
+        return ray.init(
+            address="local",
+            num_cpus=max(2, demand.trials_per_node),  # Ray starts an idle process per CPU, which servers would feel
+            num_gpus=None if gpus is None else len(gpus),
+            include_dashboard=include_dashboard,
+            object_store_memory=OBJECT_STORE_BYTES,
+            configure_logging=False,
+            log_to_driver=False,
+        )
+    except Exception as error:  # what Ray raises when a process of its own does not start
+        raise HostNotFit("Ray", [f"a local Ray does not start: {error}", NO_RAY]) from error
 
 
 def _join(address: str) -> BaseContext:
@@ -117,7 +130,8 @@ def _join(address: str) -> BaseContext:
         stay = {"env_vars": {"RAY_CHDIR_TO_TRIAL_DIR": RAY_ENVIRONMENT["RAY_CHDIR_TO_TRIAL_DIR"]}}
         return ray.init(address=address, runtime_env=stay, configure_logging=False, log_to_driver=False)
     except OSError as error:  # ConnectionError is one
-        raise HostNotFit("Ray", [f"no cluster answers at {address}: {error}"]) from error
+        hint = "; a cluster that asks for a token wants RAY_AUTH_MODE=token and its token in ~/.ray/auth_token"
+        raise HostNotFit("Ray", [f"no cluster lets us in at {address}: {error}{hint}"]) from error
 
 
 @contextmanager

@@ -32,6 +32,8 @@ NEEDED_NAMES = (
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetMigMode",
 )
+# Absent, mixed from two distributions, or as old as Python 2.
+_BROKEN_MODULE = (ImportError, SyntaxError, AttributeError, NameError)
 _OUTSIDE = "owner outside this container: run nvidia-smi on the host"
 _NOBODY = f"no process is listed: not given back yet, or {_OUTSIDE}"
 
@@ -171,8 +173,14 @@ def load_nvml() -> Any:
         warnings.simplefilter("ignore", FutureWarning)  # the old distribution says at import that it is deprecated
         try:
             nvml: Any = importlib.import_module("pynvml")
-        except ImportError as error:
-            raise HostNotFit("NVML", [f"nvidia-ml-py cannot be imported ({error}): pip install nvidia-ml-py"]) from None
+        except _BROKEN_MODULE as error:
+            raise HostNotFit(
+                "NVML",
+                [
+                    f"the module pynvml of nvidia-ml-py cannot be imported ({type(error).__name__}: {error}): pip "
+                    "uninstall pynvml, then pip install --force-reinstall nvidia-ml-py"
+                ],
+            ) from None
     missing = [name for name in NEEDED_NAMES if not hasattr(nvml, name)]
     if missing:
         raise HostNotFit(

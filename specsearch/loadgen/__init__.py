@@ -2,12 +2,13 @@
 
 from specsearch.loadgen.client import GenerateRequest, generate
 from specsearch.loadgen.degenerate import is_degenerate
-from specsearch.loadgen.gates import check_load_point, near_ceiling_warning
+from specsearch.loadgen.gates import check_drafts, check_load_point, near_ceiling_warning
 from specsearch.loadgen.generator import Repeat, measure_repeat, warm_up
 
 __all__ = [
     "GenerateRequest",
     "Repeat",
+    "check_drafts",
     "check_load_point",
     "generate",
     "is_degenerate",

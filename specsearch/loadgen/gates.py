@@ -16,6 +16,11 @@ def check_load_point(summaries: Sequence[Summary], limits: Limits, *, load_point
     _check_drafts(summaries, load_point)
 
 
+def check_drafts(summaries: Sequence[Summary], *, where: str) -> None:
+    """Raise InvalidTrial when no draft is ever accepted, over however many load points."""
+    _check_drafts(summaries, where)
+
+
 def near_ceiling_warning(summaries: Sequence[Summary], *, load_point: str, num_draft_tokens: int) -> str | None:
     """A sentence where nearly every draft was accepted, which text worth measuring hardly ever allows; else None."""
     accept_length = _weighted(summaries, "accept_length", "verify_steps").mean

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from specsearch.config import Limits
 from specsearch.engines import Server
 from specsearch.errors import InvalidTrial
-from specsearch.loadgen import Repeat, check_load_point, measure_repeat, near_ceiling_warning, warm_up
+from specsearch.loadgen import Repeat, check_drafts, check_load_point, measure_repeat, near_ceiling_warning, warm_up
 from specsearch.metrics import Summary, summarise
 from specsearch.runners._record import TrialRecord
 from specsearch.trial import Measurement
@@ -40,10 +40,13 @@ class Bench:
 
     def measure(self, load_points: Sequence[LoadPoint]) -> None:
         """Measure all repeats of all load points; what was measured stays in the record if a gate then refuses it."""
+        all_summaries: list[Summary] = []
         for load_point in load_points:
             summaries = [self._repeat(load_point, repeat) for repeat in range(load_point.repeats)]
             check_load_point(summaries, self.limits, load_point=load_point.name)
             self._warn_near_ceiling(summaries, load_point)
+            all_summaries += summaries
+        check_drafts(all_summaries, where="all load points")
 
     def _repeat(self, load_point: LoadPoint, repeat: int) -> Summary:
         """One repeat, from a flushed cache."""

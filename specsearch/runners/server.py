@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specsearch.clock import Clock, wait_until
-from specsearch.engines import Engine, Server, make_engine
+from specsearch.engines import Engine, Identity, Server, make_engine
 from specsearch.errors import DuplicateTrial, FailedTrial, HostNotFit, InvalidTrial, MemoryNotReleased, TrialError
 from specsearch.host.fingerprint import host_facts
 from specsearch.host.gpus import Gpus, wait_until_free, wait_until_released
@@ -27,6 +27,7 @@ from specsearch.runners._readiness import (
 )
 from specsearch.runners._record import TrialRecord
 from specsearch.runners.workplace import Workplace, gpu_environment, gpus_of, gpus_per_trial, idle_of
+from specsearch.search_space import point_key
 from specsearch.trial import Phase, Progress, StopFlag, TrialRequest, TrialResult
 
 __all__ = ["Workplace", "gpus_per_trial", "run_trial"]
@@ -98,7 +99,12 @@ class _Trial:
     def _require_released(self, gpus: Gpus) -> None:
         with self.record.during(Phase.MEMORY_FREE, "is the GPU memory back?"):
             self.record.facts["gpu_release_s"] = wait_until_released(
-                gpus, idle_of(self.workplace), timeout_s=self.limits.release_s, poll_s=self.poll_s, clock=self.clock
+                gpus,
+                idle_of(self.workplace),
+                timeout_s=self.limits.release_s,
+                poll_s=self.poll_s,
+                clock=self.clock,
+                stop=self.record.stop,
             )
 
     def _live(self, gpus: Gpus) -> None:
@@ -151,7 +157,7 @@ class _Trial:
         """The server is the one that was launched, runs something new, and generates."""
         record = self.record
         require_our_server(server)
-        record.identity = server.identity(record.request.point)
+        record.identity = self._identity(server)
         key = record.identity.key if record.identity else ""
         if key in record.request.known_effective:
             twin = record.request.known_effective[key]
@@ -160,6 +166,14 @@ class _Trial:
         used = [reading.used_bytes for reading in gpus.read()]
         record.facts["gpu_memory_used_bytes"] = max(used) if used else None
         self.children = {child.pid for child in process.children()}
+
+    def _identity(self, server: Server) -> Identity | None:
+        """What the server says of itself; a knob that is searched by force tells trials apart, ignored as it is."""
+        record = self.record
+        identity, point = server.identity(record.request.point), record.request.point
+        forced = {name: point[name] for name in self.config.force_inert if name in point}
+        record.warnings += [f"{name} is inert: the engine ignores it, and it was searched by force" for name in forced]
+        return replace(identity, key=f"{identity.key} {point_key(forced)}") if identity and forced else identity
 
     def _what_is_wrong(self, process: ServerProcess) -> str | None:
         """A sentence once the server, or a process it needs, is gone."""

@@ -121,6 +121,64 @@ def test_refused_arguments_keep_the_line_that_refused_them(line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: Currently FlashMLA only supports topk=1 for speculative decoding",
+        "NotImplementedError: AiterAttnBackend SPEC_V2 path currently supports topk <= 1 only. ",
+        "AssertionError: MTP Topk > 1 not supported for DeepSeek V4",
+        "ValueError: Qwen QSA target verification supports only speculative_eagle_topk=1",
+        "ValueError: --speculative-use-rejection-sampling requires --speculative-eagle-topk=1.",
+        "ValueError: Frozen-KV MTP topk > 1 currently supports triton and trtllm_mha attention backends, got fa3.",
+        "Exception: Capture cuda graph failed: FlashAttention backend doesn't support topk > 1 speculative decoding "
+        "with page size > 1 sliding window attention",
+    ],
+)
+def test_a_tree_that_is_refused_after_the_weights_is_refused_all_the_same(line: str) -> None:
+    """LF-05: backends and draft workers say it in words of their own, some only while a graph is captured."""
+    found = of(f"{LOADED}{SCHEDULER}{line}\n{OWN_KILL}")
+    assert (type(found), found.reason, found.detail) == (InfeasibleTrial, "arg_rejected", line.strip())
+    assert found.lesson == "eagle_topk <= 1"
+
+
+def test_an_algorithm_that_warns_and_goes_on_with_a_chain_is_not_refused() -> None:
+    """LF-05: the same words in a warning are no cause of a death."""
+    warning = "WARNING DFLASH only supports speculative_eagle_topk == 1; overriding speculative_eagle_topk=4 to 1.\n"
+    assert of(f"{LOADED}{warning}{SCHEDULER}RuntimeError: boom\n").reason == "engine_died"
+
+
+@pytest.mark.parametrize("mistake", ["one of the arguments --a --b is required", "the tokenizer must be given"])
+def test_any_usage_error_with_exit_code_2_is_the_command_lines(mistake: str) -> None:
+    """LF-06: whatever the parser's words are; the same text without its exit code decides nothing."""
+    text = f"usage: sglang serve [-h]\n             [--a A]\nsglang serve: error: {mistake}\n"
+    found = of(text, 2)
+    assert (type(found), found.reason) == (InfeasibleTrial, "arg_rejected")
+    assert found.detail == f"sglang serve: error: {mistake}"
+    assert of(text, 1).reason == "engine_died"
+
+
+@pytest.mark.parametrize("kind", ["cuda", "CPU", "prefill CUDA"])
+def test_a_failed_capture_is_known_whatever_was_captured(kind: str) -> None:
+    """LF-02: the impossible tree before it, and memory, keep their own reasons on every kind of graph."""
+
+    def reason(what: str) -> str:
+        return of(f"{LOADED}{SCHEDULER}Exception: Capture {kind} graph failed: {what}\n").reason
+
+    assert reason("boom") == "graph_capture_failed"
+    assert reason("selected index k out of range") == "infeasible_params"
+    assert reason("CUDA out of memory. Tried to allocate 2.00 GiB") == "graph_capture_oom"
+
+
+def test_a_target_without_eagle3_closes_the_algorithm_and_is_not_tried_again() -> None:
+    line = (
+        "ValueError: Model GPT2LMHeadModel does not implement set_eagle3_layers_to_capture, "
+        "which EAGLE3 aux hidden-state capture requires."
+    )
+    found = of(LOADED + SCHEDULER + line + "\n")
+    assert (type(found), found.reason, found.detail) == (InfeasibleTrial, "arg_rejected", line)
+    assert found.lesson == "speculative_algorithm != 'EAGLE3'"
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "RuntimeError: Runtime check failed at /x/jit_kernel/include/sgl_kernel/distributed/custom_all_reduce.cuh:37: "

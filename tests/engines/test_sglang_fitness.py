@@ -10,6 +10,9 @@ import pytest
 from specsearch.config import EngineConfig
 from specsearch.engines._base import Fitness
 from specsearch.engines.sglang import SGLangEngine
+from specsearch.engines.sglang.fitness import Findings, examine_version
+from specsearch.engines.sglang.log import read_log
+from specsearch.engines.sglang.version import Installation
 from specsearch.search_space import ChoiceParameter, Constraint, IntParameter, Parameter, SearchSpace
 from specsearch.workload import LoadPoint, Workload
 from tests.engines.sglang_fakes import install
@@ -75,10 +78,39 @@ def test_the_installed_version_is_told_and_the_named_one_is_not_consulted(place:
 def test_no_sglang_is_an_error_and_in_a_dry_run_a_warning(place: Place) -> None:
     engine = place.engine(None, version="0.5.17", env={"PYTHONPATH": str(place.folder)})
     assert engine.version() == "0.5.17"
-    assert "no SGLang is installed" in fitness(engine, place.space()).errors[0]
+    assert fitness(engine, place.space()).errors == (
+        f"no SGLang is installed in {sys.executable}, which engine.python names; "
+        "correct it, or give --engine-python PATH",
+    )
     dry = fitness(engine, place.space(), dry_run=True)
     assert dry.errors == ()
     assert "spelled for 0.5.17" in dry.warnings[0]
+
+
+def test_an_interpreter_that_does_not_exist_is_an_error_and_in_a_dry_run_a_warning(place: Place) -> None:
+    engine = place.engine(None, python="/nowhere/bin/python")
+    missing = "engine.python /nowhere/bin/python does not exist; correct it, or give --engine-python PATH"
+    assert fitness(engine, place.space()).errors == (missing,)
+    dry = fitness(engine, place.space(), dry_run=True)
+    assert dry.errors == ()
+    assert dry.warnings[0] == f"{missing}; flags are spelled for 0.5.23 and not checked"
+
+
+def test_a_script_whose_own_interpreter_is_missing_is_not_said_to_be_missing(place: Place) -> None:
+    script = place.folder / "python"
+    script.write_text("#!/nowhere/sh\n")
+    script.chmod(0o755)
+    (error,) = fitness(place.engine(None, python=str(script)), place.space()).errors
+    assert error == f"engine.python {script} cannot be started: No such file or directory"
+
+
+def test_specsearchs_own_extra_is_named_only_where_no_interpreter_is() -> None:
+    installed, ours, named = (Installation(None), EngineConfig("sglang", "m"), EngineConfig("sglang", "m", python="p"))
+    found = {config: Findings() for config in ("ours", "named")}
+    examine_version(found["ours"], installed, ours, "python3", dry_run=False)
+    examine_version(found["named"], installed, named, "p", dry_run=False)
+    assert "install specsearch[sglang], or name the interpreter" in found["ours"].errors[0]
+    assert "specsearch[sglang]" not in found["named"].errors[0]
 
 
 @pytest.mark.parametrize(("version", "sentence"), [("0.5.8", "older than 0.5.9"), ("0.4.6.post5", "older than 0.5.9")])
@@ -97,10 +129,10 @@ def test_a_moved_flag_is_an_error_that_names_what_it_could_mean(place: Place) ->
     moved = ChoiceParameter("cuda_graph_max_bs_d", (8, 16))
     found = fitness(place.engine(args={"mem_fraction_statc": 0.8}), place.space(moved))
     assert found.errors == (
-        "mem_fraction_statc: SGLang 0.5.23 has no flag --mem-fraction-statc; "
+        "engine.args.mem_fraction_statc: SGLang 0.5.23 has no flag --mem-fraction-statc; "
         "the nearest it has is --mem-fraction-static",
-        "cuda_graph_max_bs_d: SGLang 0.5.23 has no --cuda-graph-max-bs-d, it could mean --cuda-graph-max-bs-decode; "
-        "write one of them out",
+        "parameters.cuda_graph_max_bs_d: SGLang 0.5.23 has no --cuda-graph-max-bs-d, "
+        "it could mean --cuda-graph-max-bs-decode; write one of them out",
     )
 
 
@@ -112,13 +144,26 @@ def test_the_named_knob_is_known_to_every_version(place: Place) -> None:
 
 @pytest.mark.parametrize("name", ["port", "tensor_parallel_size", "weight_version", "use_ray"])
 def test_a_flag_that_specsearch_gives_is_no_knob_and_cannot_be_pinned(place: Place, name: str) -> None:
-    assert f"{name} is given by specsearch" in fitness(place.engine(args={name: "1"}), place.space()).errors[0]
-    assert f"{name} is given" in fitness(place.engine(), place.space(ChoiceParameter(name, (1, 2)))).errors[0]
+    pinned = fitness(place.engine(args={name: "1"}), place.space()).errors[0]
+    assert pinned.startswith(f"engine.args.{name} is given by specsearch")
+    searched = fitness(place.engine(), place.space(ChoiceParameter(name, (1, 2)))).errors[0]
+    assert searched.startswith(f"parameters.{name} is given")
 
 
 def test_the_claimed_gpus_are_not_for_the_search_space_to_choose(place: Place) -> None:
     knob = ChoiceParameter("env.CUDA_VISIBLE_DEVICES", ("0", "1"))
-    assert "env.CUDA_VISIBLE_DEVICES is given by specsearch" in fitness(place.engine(), place.space(knob)).errors[0]
+    searched = fitness(place.engine(), place.space(knob)).errors[0]
+    assert searched.startswith("parameters.env.CUDA_VISIBLE_DEVICES is given by specsearch")
+    pinned = fitness(place.engine(env={"TMPDIR": "/x"}), place.space()).errors[0]
+    assert pinned.startswith("engine.env.TMPDIR is given by specsearch")
+
+
+def test_no_place_is_said_of_a_knob_that_may_stand_in_either_of_two(place: Place) -> None:
+    """A pinned speculative knob is a parameter of one value, too."""
+    fixed = ChoiceParameter("speculative_nonsense", (1,))
+    assert fitness(place.engine(), place.space(fixed)).errors[0].startswith("speculative_nonsense: SGLang")
+    searched = ChoiceParameter("speculative_nonsense", (1, 2))
+    assert fitness(place.engine(), place.space(searched)).errors[0].startswith("parameters.speculative_nonsense: ")
 
 
 def test_a_pinned_algorithm_and_the_long_name_of_a_knob_are_errors(place: Place) -> None:
@@ -215,12 +260,18 @@ def test_what_the_engine_ignores_is_named_with_the_reason(place: Place) -> None:
     assert "reads it nowhere" in found.inert["num_continuous_decode_steps"]
 
 
+def test_what_the_engine_ignores_is_said_also_where_it_is_pinned(place: Place) -> None:
+    """SM-03: the command that the search began with sets it to 4."""
+    (warning,) = fitness(place.engine(args={"num_continuous_decode_steps": 4}), place.space()).warnings
+    assert warning.startswith("num_continuous_decode_steps is pinned and changes nothing: SGLang parses this option")
+
+
 def test_a_variable_that_the_engine_overwrites_is_no_knob(place: Place) -> None:
     """SM-08: the space of the case."""
     knob = ChoiceParameter("env.NCCL_NVLS_ENABLE", ("0", "1"))
     errors = fitness(place.engine(args={"enable_symm_mem": True}), place.space(knob)).errors
     assert errors == (
-        "env.NCCL_NVLS_ENABLE cannot be searched: enable_symm_mem sets it to 1 whatever the server is given",
+        "parameters.env.NCCL_NVLS_ENABLE cannot be searched: enable_symm_mem sets it to 1 whatever the server is given",
     )
     assert fitness(place.engine(), place.space(knob)).errors == ()
 
@@ -229,6 +280,19 @@ def test_a_variable_that_sglang_sets_where_it_is_unset_has_two_names_for_one_val
     knob = ChoiceParameter("env.NCCL_CUMEM_ENABLE", ("unset", "0", "1"))
     (warning,) = fitness(place.engine(), place.space(knob)).warnings
     assert "unset and 0 are one" in warning
+
+
+@pytest.mark.parametrize("name", ["Custom allreduce", "custom all-reduce"])
+def test_custom_all_reduce_that_these_gpus_cannot_have_is_to_be_pinned_off(name: str) -> None:
+    """SGLang's own advice names a switch that no search-space file has."""
+    text = (
+        f"{name} is disabled because it's not supported on more than two PCIe-only GPUs. "
+        "To silence this warning, specify disable_custom_all_reduce=True explicitly.\n"
+    )
+    assert read_log(text).warnings == (
+        "custom all-reduce is off on these GPUs whatever is asked (more than two PCIe-only GPUs); "
+        "pin custom_all_reduce: false in engine.args and take it out of the search",
+    )
 
 
 def test_graphs_too_small_for_the_load_are_a_warning(place: Place) -> None:

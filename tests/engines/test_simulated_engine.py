@@ -53,7 +53,13 @@ class TestFitness:
 
     def test_a_machine_that_cannot_be_simulated_is_named_with_those_that_can(self) -> None:
         found = errors({"gpu": "abacus", "target": "gpt-9", "drafter": "seer", "time_scale": -1.0})
-        for words in ("gpu 'abacus'", "rtx-pro-6000", "target 'gpt-9'", "drafter 'seer'", "cannot be negative"):
+        for words in (
+            "engine.simulated.gpu: 'abacus'",
+            "rtx-pro-6000",
+            "target: 'gpt-9'",
+            "drafter: 'seer'",
+            "cannot be negative",
+        ):
             assert words in found
 
     def test_a_fault_that_does_not_exist_is_an_error(self) -> None:

@@ -27,6 +27,22 @@ def test_a_host_that_is_too_small_is_refused_without_starting_ray() -> None:
     assert SystemClock().monotonic() - began < 5
 
 
+def test_a_ray_that_does_not_start_is_no_bug_of_ours() -> None:
+    """Exit 3 with what Ray said; here it cannot make its folder."""
+    before = os.environ.get("RAY_TMPDIR")
+    os.environ["RAY_TMPDIR"] = "/dev/null"
+    try:
+        with (
+            pytest.raises(HostNotFit, match=r"a local Ray does not start: .*/dev/null") as raised,
+            ray_session(None, demand=Demand(8), gpus=range(8)),
+        ):
+            pytest.fail("a session came to be")
+    finally:
+        os.environ.pop("RAY_TMPDIR") if before is None else os.environ.update(RAY_TMPDIR=before)
+    assert "--executor in-process" in str(raised.value)
+    assert not ray.is_initialized()
+
+
 def test_an_address_where_nothing_answers_is_refused_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

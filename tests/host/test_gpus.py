@@ -229,6 +229,23 @@ def test_the_old_pynvml_is_refused_with_both_distributions_named(tmp_path: Path)
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("module", "seen"),
+    [
+        ("try: pass\nexcept OSError, error: pass\n", "SyntaxError"),
+        ("import sys\nsys.nothing\n", "AttributeError"),
+        ("import no_such_module\n", "ModuleNotFoundError"),
+    ],
+)
+def test_a_pynvml_that_cannot_be_imported_is_one_sentence(tmp_path: Path, module: str, seen: str) -> None:
+    """RC-10: written for Python 2, mixed from two distributions, or with a part missing."""
+    (tmp_path / "pynvml.py").write_text(module)
+    done = in_python(LOAD, tmp_path)
+    assert done.stdout.startswith(f"NVML: the module pynvml of nvidia-ml-py cannot be imported ({seen}: ")
+    assert "pip uninstall pynvml" in done.stdout
+    assert done.stderr == ""
+
+
 def test_the_old_pynvml_harms_nobody_who_simulates(tmp_path: Path) -> None:
     """RC-10, case 2."""
     (tmp_path / "pynvml.py").write_text(OLD_MODULE)

@@ -34,6 +34,16 @@ def test_a_refused_tree_closes_every_tree_on_that_backend_and_no_chain(text: str
     assert learnt.holds({ALGORITHM: "none", "attention_backend": "trtllm_mla"})
 
 
+def test_a_refused_tree_is_bound_to_whichever_backend_knob_the_space_has() -> None:
+    """LF-05: SGLang has a backend for prefill, decoding and drafting each."""
+    point = {name: value for name, value in TREE.items() if name != "attention_backend"}
+    text = "ValueError: Currently FlashMLA only supports topk=1 for speculative decoding"
+    for knob in ("decode_attention_backend", "speculative_draft_attention_backend"):
+        learnt = constraint(text, {**point, knob: "flashmla"})
+        assert not learnt.holds({**point, knob: "flashmla"})
+        assert learnt.holds({**point, knob: "triton"})
+
+
 def test_a_failed_all_reduce_kernel_is_the_host_s_and_no_other_knob_s() -> None:
     """LF-07: `on` is closed for this host whatever else a trial asks for."""
     text = "RuntimeError: Runtime check failed at /x/custom_all_reduce.cuh:37: CUDA error: invalid argument"

@@ -149,6 +149,18 @@ def test_the_first_decisive_line_of_a_crash_is_kept(tmp_path: Path) -> None:
     assert result.exit_code not in (None, 0)
 
 
+def test_an_inert_knob_that_is_searched_by_force_tells_trials_apart(tmp_path: Path) -> None:
+    """SM-03: the server runs the same whatever its value, and the user has asked to see that."""
+    knob = "num_continuous_decode_steps"
+    workplace = place(tmp_path)
+    forced = replace(workplace, config=replace(workplace.config, force_inert=(knob,)))
+    first = run(forced, {**PLAIN, knob: 1})
+    known = {first.effective_key or "": 0}
+    assert run(forced, {**PLAIN, knob: 4}, known=known).status == TrialStatus.OK
+    assert run(forced, {**PLAIN, knob: 1}, known=known).status == TrialStatus.SKIPPED_DUPLICATE
+    assert f"{knob} is inert: the engine ignores it, and it was searched by force" in first.warnings
+
+
 def test_a_busy_gpu_stops_the_launch_and_is_named(tmp_path: Path) -> None:
     """RC-01, RC-12: nothing is launched beside a stranger, and the stranger is left alone."""
     workplace = place(tmp_path)

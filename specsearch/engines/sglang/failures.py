@@ -44,6 +44,13 @@ def _cause(
 
 
 _OUT_OF_MEMORY = r"CUDA out of memory|OutOfMemoryError|HIP out of memory"
+_CAPTURE_FAILED = r"Capture (?:\w+ ){1,3}graph failed"  # of decoding, of a prefill, of a CPU
+# How SGLang's backends and draft workers say that they draft chains only; as an exception, since one algorithm
+# says the same in a warning and goes on with a chain.
+_CHAINS_ONLY = (
+    r"(?:Error|Exception): [^\n]*(?:(?:supports|requires) (?:only )?(?:topk|(?:--)?speculative.eagle.topk)[ <=]*1\b|"
+    r"[Tt]opk > 1 [^\n]*support|n't support topk > 1)"
+)
 CAUSES = (
     _cause(
         r"\berror: (?:unrecognized arguments|ambiguous option|argument |the following arguments are required)",
@@ -69,13 +76,21 @@ CAUSES = (
         "be accepted badly or crash.",
     ),
     _cause(
-        r"only supports topk ?= ?1|speculative_eagle_topk > 1 with page_size > 1",
+        _CHAINS_ONLY,
         "arg_rejected",
         InfeasibleTrial,
-        "the attention backend refuses a draft tree",
+        "a draft tree is refused with this attention backend",
         "Search eagle_topk 1 only, or another attention_backend, or page_size 1.",
         lesson="eagle_topk <= 1",
-        within=("attention_backend", "speculative_draft_attention_backend", "page_size", "draft_model"),
+        within=("*attention_backend", "page_size", "draft_model", "speculative_use_rejection_sampling"),
+    ),
+    _cause(
+        r"(?:does not implement|object has no attribute) '?set_eagle3_layers_to_capture",
+        "arg_rejected",
+        InfeasibleTrial,
+        "this target gives no hidden states to an EAGLE-3 drafter",
+        "Search another speculative_algorithm; this SGLang has no EAGLE-3 for the target's architecture.",
+        lesson="speculative_algorithm != 'EAGLE3'",
     ),
     _cause(
         r"is not supported in (?:decode )?attention backend|Unknown speculative algorithm name",
@@ -93,7 +108,7 @@ CAUSES = (
         starting=True,
     ),
     _cause(
-        rf"Capture cuda graph failed:[^\n]*(?:out of memory|OutOfMemoryError)|{_OUT_OF_MEMORY}",
+        rf"{_CAPTURE_FAILED}:[^\n]*(?:out of memory|OutOfMemoryError)|{_OUT_OF_MEMORY}",
         "oom_alloc",  # told apart by when it came, see _out_of_memory
         InfeasibleTrial,
         "a GPU ran out of memory while the model was loaded",
@@ -140,7 +155,7 @@ CAUSES = (
         lesson="not custom_all_reduce",
     ),
     _cause(
-        r"Capture cuda graph failed",
+        _CAPTURE_FAILED,
         "graph_capture_failed",
         InfeasibleTrial,
         "capturing a CUDA graph failed",
@@ -171,6 +186,7 @@ _RESOLUTION_ERRORS = ("ValueError", "AssertionError", "TypeError", "NotImplement
 _SIGNS_OF_WEIGHTS = ("Load weight begin", "Load weight end")
 _OWN_KILL = ("kill_process_tree called", "eceived sigquit", "SIGQUIT received", "Scheduler hit an exception")
 _KILLED = (-9, -15, 137, 143)
+_USAGE_ERROR = re.compile(r"^usage: .*?^(?P<line>[^\n:]+: error: [^\n]+)", re.MULTILINE | re.DOTALL)
 _ASKED = re.compile(r"Tried to allocate ([\d.]+ [KMG]i?B)")
 _CHILD = re.compile(
     r"Rank \d+ scheduler died during initialization \(exit code: (?P<rank>-?\d+)\)"
@@ -203,6 +219,7 @@ def _explanations(end: _End) -> Iterator[TrialError]:
         match = cause.pattern.search(end.text)
         if match and not (cause.starting and end.was_ready):
             yield _recognised(cause, match, end)
+    yield from _refused_by_the_parser(end)
     yield from _bus_error(end)
     yield from _refused_at_resolution(end)
     yield from _stopped_from_outside(end)
@@ -234,7 +251,7 @@ def _out_of_memory(cause: Cause, detail: str, end: _End) -> TrialError:
             advice="Lower mem_fraction_static or max_running_requests.",
         )
     capture = log.capture_under_way(end.text)
-    if capture is None and "Capture cuda graph failed" not in end.text:
+    if capture is None and not re.search(_CAPTURE_FAILED, end.text):
         return cause.error(cause.reason, f"{cause.message}{wanted}", detail=detail, advice=cause.advice)
     name, available_gb = capture or ("decode", None)
     free = f", {available_gb} GB were free before" if available_gb is not None else ""
@@ -244,6 +261,18 @@ def _out_of_memory(cause: Cause, detail: str, end: _End) -> TrialError:
         detail=detail,
         advice="Use a smaller cuda_graph_max_bs or a smaller mem_fraction_static.",
     )
+
+
+def _refused_by_the_parser(end: _End) -> Iterator[TrialError]:
+    """A usage text, one line with the mistake and exit code 2 are the command line's, whatever the line says."""
+    refused = _USAGE_ERROR.search(end.text)
+    if end.exit_code == 2 and refused and not end.was_ready:
+        yield InfeasibleTrial(
+            "arg_rejected",
+            "SGLang's command line refused the arguments",
+            detail=refused["line"],
+            advice="Compare the flags with `python -m sglang.launch_server --help` of the installed version.",
+        )
 
 
 def _bus_error(end: _End) -> Iterator[TrialError]:

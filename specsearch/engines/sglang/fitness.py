@@ -6,9 +6,16 @@ from dataclasses import dataclass, field, replace
 from specsearch.config import EngineConfig
 from specsearch.engines.sglang import drafter as drafters
 from specsearch.engines.sglang.flags import ENV, reserved_problem, unknown_problem
-from specsearch.engines.sglang.rules import ALLOW_LONGER_CONTEXT, ENV_DEFAULTS, SGLangRules, context_length_of, is_true
+from specsearch.engines.sglang.rules import (
+    ALLOW_LONGER_CONTEXT,
+    ENV_DEFAULTS,
+    INERT,
+    SGLangRules,
+    context_length_of,
+    is_true,
+)
 from specsearch.engines.sglang.version import NEWEST, OLDEST, Installation, declared_flags, release
-from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, SearchSpace, Value
+from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, SearchSpace, Value, is_speculative_knob
 from specsearch.workload import LoadPoint
 
 MOST_VISITED = (
@@ -35,11 +42,12 @@ def examine_version(
 ) -> None:
     """Is there an SGLang, and one that is known?"""
     if installed.version is None:
-        problem = installed.problem or f"no SGLang is installed in {python}"
-        (found.warnings if dry_run or config.command_prefix else found.errors).append(
-            f"{problem}: flags are spelled for {config.version or NEWEST} and not checked; "
-            "install specsearch[sglang], or name the interpreter that has it in engine.python"
-        )
+        problem = installed.problem or _nothing_installed(config, python)
+        if dry_run or config.command_prefix:
+            spelled = f"flags are spelled for {config.version or NEWEST} and not checked"
+            found.warnings.append(f"{problem}; {spelled}")
+        else:
+            found.errors.append(problem)
     version = installed.version or config.version or NEWEST
     if installed.version and config.version and installed.version != config.version:
         found.warnings.append(f"engine.version {config.version} is not consulted: {python} has SGLang {version}")
@@ -47,6 +55,13 @@ def examine_version(
         found.errors.append(f"SGLang {version} is older than {OLDEST}, the oldest that is supported")
     elif release(version) > release(NEWEST) or not any(release(version)):
         found.warnings.append(f"SGLang {version} is not known; it is taken to behave like {NEWEST}")
+
+
+def _nothing_installed(config: EngineConfig, python: str) -> str:
+    seen = f"no SGLang is installed in {python}"
+    if config.python:
+        return f"{seen}, which engine.python names; correct it, or give --engine-python PATH"
+    return f"{seen}; install specsearch[sglang], or name the interpreter that has it in engine.python"
 
 
 def examine_flags(found: Findings, installed: Installation, rules: SGLangRules, space: SearchSpace) -> None:
@@ -60,12 +75,23 @@ def examine_flags(found: Findings, installed: Installation, rules: SGLangRules, 
         if problem is None and declared is not None and not name.startswith(ENV):
             problem = unknown_problem(name, declared, installed.version or "", rules.profile)
         if problem:
-            found.errors.append(problem)
+            found.errors.append(in_file(problem, name, space))
+    found.warnings += [f"{name} is pinned and changes nothing: {INERT[name]}" for name in rules.args if name in INERT]
     if ALGORITHM in rules.args:
         found.errors.append(
             f"{ALGORITHM} cannot be pinned in engine.args, which hold in plain decoding too: "
             "make it a parameter with one value"
         )
+
+
+def in_file(problem: str, name: str, space: SearchSpace) -> str:
+    """A sentence that begins with the name of a setting, begun with its place in the search-space file instead."""
+    parameter = space.by_name.get(name)
+    if parameter is None:
+        return f"engine.{problem}" if name.startswith(ENV) else f"engine.args.{problem}"
+    # A speculative knob with one value may be pinned in engine.args as well: then no place is said.
+    may_be_pinned = is_speculative_knob(name) and len(parameter.all_values()) == 1 and not parameter.when
+    return problem if may_be_pinned else f"parameters.{problem}"
 
 
 def examine_drafters(found: Findings, rules: SGLangRules, space: SearchSpace, *, dry_run: bool) -> None:
@@ -108,9 +134,9 @@ def _forced_variables(rules: SGLangRules, space: SearchSpace) -> Iterator[str]:
     for name, (culprit, value) in rules.forced(rules.settings({})).items():
         outcome = f"to {value}" if value else "to a value of its own"
         if f"{ENV}{name}" in space.by_name:
-            yield f"{ENV}{name} cannot be searched: {culprit} sets it {outcome} whatever the server is given"
+            yield f"parameters.{ENV}{name} cannot be searched: {culprit} sets it {outcome} whatever the server is given"
         elif name in rules.env and rules.env[name] != value:
-            yield f"{ENV}{name}={rules.env[name]} has no effect: {culprit} sets it {outcome}"
+            yield f"engine.{ENV}{name}={rules.env[name]} has no effect: {culprit} sets it {outcome}"
 
 
 def _equal_variables(space: SearchSpace) -> Iterator[str]:

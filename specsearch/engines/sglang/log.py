@@ -26,6 +26,10 @@ _EXCEPTION = re.compile(
 # After this line the server waits for ever, with its GPU memory.
 _BIND = re.compile(r"error while attempting to bind on address")
 
+_NO_CUSTOM_ALL_REDUCE = (
+    "custom all-reduce is off on these GPUs whatever is asked ({0}); pin custom_all_reduce: false in engine.args and "
+    "take it out of the search"
+)
 # What the server changed or could not do and said so in passing.
 _NOTES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
@@ -37,8 +41,8 @@ _NOTES: tuple[tuple[re.Pattern[str], str], ...] = (
         "the server replaced num_draft_tokens by num_steps + 1, since eagle_topk is 1",
     ),
     (
-        re.compile(r"[Cc]ustom all.?reduce is disabled because (.*)"),
-        "the server turned custom all-reduce off by itself: {0}",
+        re.compile(r"[Cc]ustom all.?reduce is disabled because (?:it's not supported on )?([^.\n]*)"),
+        _NO_CUSTOM_ALL_REDUCE,
     ),
     (re.compile(r"speculative_adaptive disabled: (.*)"), "the server turned adaptive speculation off: {0}"),
     (

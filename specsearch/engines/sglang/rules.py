@@ -36,6 +36,9 @@ _FORCED_BY_FLAG: Mapping[str, Mapping[str, str | None]] = {
 ENV_DEFAULTS: Mapping[str, str] = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 
 
+_GRAPH_BATCHES = ("cuda_graph_max_bs", "cuda_graph_bs")
+
+
 @dataclass(frozen=True)
 class SGLangRules:
     """The rules of one version, with what is pinned in every trial."""
@@ -68,7 +71,9 @@ class SGLangRules:
         return {name: value for name, value in self.requested_environment(point).items() if value != UNSET}
 
     def derived(self, name: str, partial: Point) -> Value | None:
-        """The draft tokens of a chain, which are always its steps and one."""
+        """The draft tokens of a chain, which are always its steps and one; no graph batch where there are no graphs."""
+        if name in _GRAPH_BATCHES and partial.get("cuda_graph", self.args.get("cuda_graph")) is False:
+            return UNSET
         if name != "num_draft_tokens" or algorithm_of(partial) not in drafters.EAGLE_FAMILY:
             return None
         top_k, steps = (partial.get(knob, self.args.get(knob)) for knob in ("eagle_topk", "num_steps"))

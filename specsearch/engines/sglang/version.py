@@ -133,7 +133,7 @@ def _ask(python: str, pythonpath: str | None) -> Installation:
             check=False,
         )
     except OSError as error:
-        return Installation(None, problem=f"engine.python {python} cannot be started: {error.strerror or error}")
+        return Installation(None, problem=_not_started(python, error))
     except subprocess.TimeoutExpired:
         return Installation(None, problem=f"engine.python {python} did not answer within {PROBE_TIMEOUT_S:.0f} s")
     try:
@@ -142,6 +142,13 @@ def _ask(python: str, pythonpath: str | None) -> Installation:
         last = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
         return Installation(None, problem=f"engine.python {python} is not a working Python: {last}")
     return Installation(version, Path(package) if package else None)
+
+
+def _not_started(python: str, error: OSError) -> str:
+    # A script whose own interpreter is missing ends in the same error and does exist.
+    if isinstance(error, FileNotFoundError) and not Path(python).exists():
+        return f"engine.python {python} does not exist; correct it, or give --engine-python PATH"
+    return f"engine.python {python} cannot be started: {error.strerror or error}"
 
 
 @cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsearch.engines.sglang import SGLangEngine
-from specsearch.engines.sglang.fitness import Findings, examine_flags
+from specsearch.engines.sglang.fitness import Findings, examine_flags, in_file
 from specsearch.engines.sglang.flags import ENV, reserved_problem, unknown_problem
 from specsearch.engines.sglang.version import Installation
 from specsearch.engines.simulated.arguments import MODELLED, VERSION, known_flags
@@ -61,10 +61,10 @@ class SimulatedEngine(SGLangEngine):
         rules = self.rules
         examine_flags(found, Installation(None), rules, space)
         names = [name for name in dict.fromkeys((*rules.args, *space.by_name)) if not name.startswith(ENV)]
-        problems = [
-            unknown_problem(name, known_flags(), VERSION, rules.profile) for name in names if not reserved_problem(name)
-        ]
-        found.errors += filter(None, problems)
+        for name in names:
+            problem = unknown_problem(name, known_flags(), VERSION, rules.profile)
+            if problem and not reserved_problem(name):
+                found.errors.append(in_file(problem, name, space))
 
     def _examine_drafters(self, found: Findings, space: SearchSpace, dry_run: bool) -> None:
         """No model is read; what counts is whether the algorithm can be imitated."""

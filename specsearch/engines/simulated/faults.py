@@ -122,7 +122,11 @@ def _applies(when: object, knobs: Mapping[str, str]) -> bool:
 
 def fault_problems(faults: Sequence[Mapping[str, object]]) -> list[str]:
     """Everything wrong with requested faults, as sentences; empty when they can be simulated."""
-    return [problem for number, fault in enumerate(faults) for problem in _problems(f"fault {number + 1}", fault)]
+    return [
+        problem
+        for number, fault in enumerate(faults)
+        for problem in _problems(f"engine.simulated.faults[{number}]", fault)
+    ]
 
 
 def _problems(where: str, fault: Mapping[str, object]) -> list[str]:

@@ -54,9 +54,9 @@ class Simulation:
             ("drafter", self.drafter, DRAFTERS),
         ):
             if value not in known:
-                found.append(f"simulated {what} {value!r} does not exist; known are {', '.join(known)}")
+                found.append(f"engine.simulated.{what}: {value!r} does not exist; known are {', '.join(known)}")
         if self.time_scale < 0 or self.noise < 0:
-            found.append("time_scale and noise of the simulated engine cannot be negative")
+            found.append("engine.simulated: time_scale and noise cannot be negative")
         return found + fault_problems(self.faults)
 
 
