@@ -19,7 +19,8 @@ COMMANDS = {
 }
 EXIT_CODES = """\
 exit codes: 0 a verdict (check: fit) · 1 no trial can be ranked · 2 wrong configuration or usage ·
-3 the host or cluster is not fit · 4 the results folder cannot be used · 70 a bug of specsearch · 129 hung up · 130 interrupted · 143 terminated"""
+3 the host or cluster is not fit · 4 the results folder cannot be used · 70 a bug of specsearch ·
+129 hung up · 130 interrupted · 143 terminated"""
 
 
 def parser(command: str, description: str) -> argparse.ArgumentParser:
