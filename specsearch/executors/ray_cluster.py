@@ -129,7 +129,7 @@ def _join(address: str) -> BaseContext:
         # Workers of a cluster that somebody else started have none of RAY_ENVIRONMENT.
         stay = {"env_vars": {"RAY_CHDIR_TO_TRIAL_DIR": RAY_ENVIRONMENT["RAY_CHDIR_TO_TRIAL_DIR"]}}
         return ray.init(address=address, runtime_env=stay, configure_logging=False, log_to_driver=False)
-    except OSError as error:  # ConnectionError is one
+    except (OSError, ValueError) as error:  # ConnectionError is an OSError; ValueError: what is no address
         hint = "; a cluster that asks for a token wants RAY_AUTH_MODE=token and its token in ~/.ray/auth_token"
         raise HostNotFit("Ray", [f"no cluster lets us in at {address}: {error}{hint}"]) from error
 

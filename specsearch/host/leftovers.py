@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from specsearch.errors import FailedTrial
+
 SHARED_MEMORY = Path("/dev/shm")
 
 # Names that NCCL, PyTorch, CUDA, Python's multiprocessing and SGLang give to what they leave behind.
@@ -54,13 +56,17 @@ class Leftovers:
 def make_tmpdir(base: Path, trial: str) -> Path:
     """A new folder for a trial's TMPDIR, short enough for the sockets that are made in it.
 
-    Where the base is too deep for that, the folder is made in /tmp.
+    Where the base is too deep for that, the folder is made in /tmp. Raises FailedTrial (`launch_failed`) where none can
+    be made.
     """
     prefix = f"ss-{re.sub(r'[^A-Za-z0-9]+', '-', trial)[:12]}-"
     fits = len(os.fsencode(base.absolute() / prefix)) + 8 <= _LONGEST_TMPDIR  # 8: what mkdtemp appends
     base = base.absolute() if fits else Path("/tmp")
-    base.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    except OSError as error:
+        raise FailedTrial("launch_failed", f"no temporary folder can be made in {base}: {error.strerror}") from error
 
 
 def remove_tmpdir(tmpdir: Path) -> None:

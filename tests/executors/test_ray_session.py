@@ -27,6 +27,11 @@ def test_a_host_that_is_too_small_is_refused_without_starting_ray() -> None:
     assert SystemClock().monotonic() - began < 5
 
 
+def test_a_text_that_is_no_address_is_refused_with_a_sentence() -> None:
+    with pytest.raises(HostNotFit, match="foo bar"), ray_session("foo bar", demand=Demand(8), gpus=None):
+        pytest.fail("a session came to be")
+
+
 def test_a_ray_that_does_not_start_is_no_bug_of_ours() -> None:
     """Exit 3 with what Ray said; here it cannot make its folder."""
     before = os.environ.get("RAY_TMPDIR")
@@ -48,7 +53,7 @@ def test_an_address_where_nothing_answers_is_refused_at_once() -> None:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"  # bound, and nobody listens
         with (
-            pytest.raises(HostNotFit, match=f"no cluster answers at {address}"),
+            pytest.raises(HostNotFit, match=f"no cluster lets us in at {address}"),
             ray_session(address, demand=Demand(8), gpus=None),
         ):
             pytest.fail("a session came to be")

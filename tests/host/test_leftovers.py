@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specsearch.errors import FailedTrial
 from specsearch.host.leftovers import (
     SHARED_MEMORY,
     Leftovers,
@@ -100,3 +101,9 @@ def test_free_space_is_told_also_for_a_folder_that_does_not_exist_yet(tmp_path: 
     assert disk_free_bytes(tmp_path / "results" / "kimi") == pytest.approx(disk_free_bytes(tmp_path), rel=0.1)
     assert shm_total_free(tmp_path)[0] > 0
     assert shm_total_free(tmp_path / "nowhere") == (0, 0)
+
+
+def test_a_host_without_room_for_a_temporary_folder_fails_the_launch_and_not_the_study() -> None:
+    with pytest.raises(FailedTrial, match="no temporary folder can be made in /dev/null") as raised:
+        make_tmpdir(Path("/dev/null"), "1-1")
+    assert raised.value.reason == "launch_failed"
