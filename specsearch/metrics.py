@@ -33,7 +33,7 @@ _ALL = (
     Metric("itl_p99_ms", "ms", -1, 2, "gap between two chunks as a reader sees it, 99th percentile"),
     Metric("e2e_p50_ms", "ms", -1, 1, "request latency, median"),
     Metric("e2e_p99_ms", "ms", -1, 1, "request latency, 99th percentile"),
-    Metric("accept_length", "", 1, 2, "tokens per verify step, the bonus token counted; 1 in plain decoding"),
+    Metric("accept_length", "", 1, 2, "tokens per verify step, the bonus token counted; null in plain decoding"),
     Metric("accept_rate", "", 1, 3, "accepted drafts over proposed drafts"),
     Metric("step_time_ms", "ms", -1, 2, "decode time of a stream over its steps, seen by the client"),
     Metric("verify_steps", "", 0, 0, "verify steps of all requests; 0 in plain decoding"),

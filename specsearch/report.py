@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,25 +39,44 @@ def show_report(
 
     `ended` says why the search ended and `notes` what else is to be warned of; rows do not know either.
     """
-    from specsearch.analysis.text import verdict_lines
-    from specsearch.analysis.verdict import StudyFacts, verdict
+    from specsearch.analysis.text import no_verdict_lines, verdict_lines
+    from specsearch.analysis.verdict import StudyFacts, no_verdict, verdict
     from specsearch.errors import NoRankableTrial
     from specsearch.storage import check_fingerprint
+    from specsearch.study import Objective
 
     stored = folder.read()
-    if stored.objective is None or stored.fingerprint is None:
-        left_out = "".join(f"\n  - {problem}" for problem in stored.problems)
-        raise NoRankableTrial(f"{folder.path} holds no trial that can be read{left_out}")
-    reused = check_fingerprint(stored.fingerprints, stored.fingerprints[stored.fingerprint], extend=True)
+    fields = stored.fingerprints[stored.fingerprint] if stored.fingerprint else {}
+    reused = check_fingerprint(stored.fingerprints, fields, extend=True)
     facts = StudyFacts(
-        name=stored.study or "", results=str(folder.path), ended=ended, notes=(*notes, *stored.problems, *reused)
+        name=stored.study or "",
+        results=str(folder.path),
+        ended=ended,
+        notes=(*notes, *stored.problems, *reused),
+        unfinished=() if ended else tuple(sorted({request.number for request in folder.running()})),
+        speculation_searched=fields.get("space.speculative_algorithm", _ONLY_PLAIN) != _ONLY_PLAIN,
     )
-    said = verdict(stored.results, stored.objective, facts)
-    if output_format == "json":
-        print(json.dumps(said.to_json(), indent=2, allow_nan=False, ensure_ascii=False))
-    else:
-        print("\n".join(verdict_lines(said, top=top)))
+    try:
+        if stored.objective is None:
+            left_out = "".join(f"\n  - {problem}" for problem in stored.problems)
+            raise NoRankableTrial(f"{folder.path} holds no trial that can be read{left_out}")
+        said = verdict(stored.results, stored.objective, facts)
+    except NoRankableTrial as why:
+        nothing = no_verdict(stored.results, stored.objective or Objective(), facts, why)
+        _print(nothing.to_json() if output_format == "json" else no_verdict_lines(nothing))
+        raise
+    _print(said.to_json() if output_format == "json" else verdict_lines(said, top=top))
     return 0
+
+
+_ONLY_PLAIN = "choice none"  # the field of a space without speculation, as config.to_fingerprint_fields writes it
+
+
+def _print(page: Mapping[str, object] | Sequence[str]) -> None:
+    if isinstance(page, Mapping):
+        print(json.dumps(page, indent=2, allow_nan=False, ensure_ascii=False))
+    elif page:
+        print("\n".join(page))
 
 
 def main() -> int:

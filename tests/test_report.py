@@ -9,8 +9,8 @@ import pytest
 from specsearch import report
 from specsearch.cli import run_command
 from specsearch.storage import ResultsFolder
-from specsearch.study import Objective
-from specsearch.trial import TrialStatus
+from specsearch.study import Bound, Objective
+from specsearch.trial import TrialKind, TrialRequest, TrialStatus
 from tests.storage.made_rows import FIELDS, PLAIN_POINT, baseline, origin_tree, stamp, trial
 
 
@@ -69,7 +69,9 @@ def test_a_folder_without_rows_or_without_a_ranked_one_exits_1(
     assert "holds no trial" in capsys.readouterr().err
     folder.write(trial(0, PLAIN_POINT, status=TrialStatus.FAILED, reason="gpu_not_free"), stamp())
     assert run(str(folder.path)) == 1
-    assert "no trial can be ranked (1 failed)" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: no trial can be ranked: 1 failed gpu_not_free: end what holds the GPU")
 
 
 def test_a_path_that_is_no_results_folder_exits_4_and_is_not_made_one(
@@ -96,3 +98,66 @@ def test_rows_of_an_extended_study_are_reported_together_and_said(
     said = " ".join(capsys.readouterr().out.split())
     assert "space.num_steps: an integer from 1 to 5 → an integer from 1 to 8" in said
     assert "Trials: 3 proposed = 3 ok" in said
+
+
+def test_a_launch_without_a_row_makes_the_report_unfinished(
+    folder: ResultsFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(str(folder.path))
+    assert "Unfinished" not in capsys.readouterr().out
+    folder.note_running(TrialRequest(number=2, attempt=1, kind=TrialKind.SEARCH, point=PLAIN_POINT))
+    assert run(str(folder.path)) == 0
+    assert "Unfinished: 2 trials so far; t0002 has no result yet." in capsys.readouterr().out
+    run(str(folder.path), "--format", "json")
+    assert json.loads(capsys.readouterr().out)["facts"]["unfinished"] == [2]
+
+
+@pytest.fixture
+def all_break_a_bound(tmp_path: Path) -> ResultsFolder:
+    objective = Objective(subject_to=(Bound("ttft_p99_ms", "<=", 60.0),))
+    made = ResultsFolder(tmp_path / "bound")
+    for result, first_token_ms in ((baseline(), 72.8), (origin_tree(), 90.0)):
+        measurements = tuple(
+            replace(m, values={**m.values, "ttft_p99_ms": first_token_ms}) for m in result.measurements
+        )
+        made.write(replace(result, measurements=measurements), stamp(objective=objective))
+    return made
+
+
+def test_trials_that_all_break_a_bound_are_shown_before_the_error(
+    all_break_a_bound: ResultsFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(str(all_break_a_bound.path)) == 1
+    said = capsys.readouterr()
+    rows = [line.split() for line in said.out.splitlines() if line.strip().startswith("t000")]
+    assert [row[:6] for row in rows] == [
+        ["t0000", "90.0", "ttft_p99_ms", "<=", "60", "(72.8"],
+        ["t0001", "56.7", "ttft_p99_ms", "<=", "60", "(90.0"],
+    ]
+    assert said.err == "error: no trial can be ranked (2 ok): no trial keeps ttft_p99_ms <= 60; loosen the bound\n"
+
+
+def test_json_without_a_ranked_trial_has_no_finding_and_the_reason(
+    all_break_a_bound: ResultsFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(str(all_break_a_bound.path), "--format", "json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["finding"], said["facts"]["name"]) == ("none", "kimi")
+    assert said["reason"].startswith("no trial can be ranked (2 ok): no trial keeps ttft_p99_ms <= 60")
+    assert [trial["broken_bounds"] for trial in said["measured"]] == [
+        {"ttft_p99_ms <= 60": "72.8 ms"},
+        {"ttft_p99_ms <= 60": "90.0 ms"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [("choice none", "The search space has no speculation"), ("choice none, EAGLE3", "has been measured yet")],
+)
+def test_a_space_without_speculation_is_told_from_one_where_none_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: str, words: str
+) -> None:
+    made = ResultsFolder(tmp_path)
+    made.write(baseline(), stamp({**FIELDS, "space.speculative_algorithm": values}))
+    assert run(str(tmp_path)) == 0
+    assert words in " ".join(capsys.readouterr().out.split())

@@ -114,13 +114,14 @@ def _beyond_bounds(good: Sequence[TrialResult], objective: Objective) -> Iterato
     better = [entry for entry in beyond if not kept or entry[0] > max(kept)]
     if better:
         _, row = max(better, key=lambda entry: entry[0])
-        broken = [
-            bound
-            for bound, violation in zip(objective.subject_to, objective.violations(row.measurements), strict=True)
-            if violation > 0
-        ]
-        said = " and ".join(f"{bound} ({_worst(row, objective, bound.metric)})" for bound in broken)
+        said = " and ".join(f"{bound} ({value})" for bound, value in broken_bounds(row, objective).items())
         yield f"{row.name} scores higher than every ranked trial and breaks {said}; loosen the bound if you can"
+
+
+def broken_bounds(row: TrialResult, objective: Objective) -> dict[str, str]:
+    """Each bound that a measured trial breaks, with what it has instead where that is worst."""
+    pairs = zip(objective.subject_to, objective.violations(row.measurements), strict=True)
+    return {str(bound): _worst(row, objective, bound.metric) for bound, violation in pairs if violation > 0}
 
 
 def _worst(row: TrialResult, objective: Objective, metric: str) -> str:

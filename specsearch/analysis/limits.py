@@ -1,5 +1,6 @@
 """Which side of `speed-up = accept length / relative step cost` holds a configuration back, and what to try next."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ _MORE_ACCEPTED = 0.5  # tokens per step; about what a drafter trained on its own
 _CHEAPER_STEP = 0.10
 _MOSTLY_ACCEPTED = 0.75  # of the longest possible; beyond it a longer draft is worth a trial
 _RARELY_USED = 0.95  # of the accept length that a shorter chain keeps when its last steps hardly matter
+_HARDLY_ACCEPTED = 1.02  # a drafter that is fed the wrong hidden states stays at 1.00
 _WIDE = 3  # verified tokens for each accepted one
 
 
@@ -44,6 +46,8 @@ def limits(row: TrialResult, accept_length: float, break_even: float) -> Limits:
     hints = [*_cheaper_steps(row, accept_length), *_longer_accepts(row, accept_length, longest)]
     if side == ACCEPTANCE:
         hints = [*_longer_accepts(row, accept_length, longest), *_cheaper_steps(row, accept_length)]
+    if accept_length <= _HARDLY_ACCEPTED:
+        hints.insert(0, _not_connected(row, accept_length))
     return Limits(
         side=side,
         step_cost_room=step_room,
@@ -52,6 +56,17 @@ def limits(row: TrialResult, accept_length: float, break_even: float) -> Limits:
         gain_from_cheaper_step=1 / (1 - _CHEAPER_STEP),
         to_break_even=_missing(accept_length, break_even) if accept_length < break_even else None,
         next_steps=tuple(hints),
+    )
+
+
+def _not_connected(row: TrialResult, accept_length: float) -> str:
+    """What to look at before any setting, also where the steps were too few to call the trial invalid."""
+    steps = math.fsum(m.values.get("verify_steps") or 0 for m in row.measurements)
+    share = "hardly any" if accept_length > 1 else "none"
+    over = f" in {steps:,.0f} steps" if steps else ""
+    return (
+        f"t{row.number:04d} accepted {share} of its drafts{over}: "
+        "is the drafter connected? (EAGLE for an EAGLE-3 drafter?)"
     )
 
 
@@ -69,8 +84,9 @@ def _cheaper_steps(row: TrialResult, accept_length: float) -> Iterator[str]:
     tokens, topk, steps = (point.get(name) for name in ("num_draft_tokens", "eagle_topk", "num_steps"))
     if isinstance(tokens, int) and tokens > _WIDE * accept_length:
         yield f"verify fewer tokens: {tokens} are verified for {accept_length:.2f} that are kept"
-    if isinstance(topk, int) and topk > 1 and isinstance(steps, int):
-        yield f"try a chain (eagle_topk 1): it verifies {steps + 1} tokens at {steps} steps"
+    chain = steps + 1 if isinstance(steps, int) else None  # tokens that a chain of the same depth verifies
+    if isinstance(topk, int) and topk > 1 and isinstance(tokens, int) and chain is not None and chain < tokens:
+        yield f"try a chain (eagle_topk 1): it verifies {chain} tokens at {steps} steps instead of {tokens}"
     if row.gpu_count > 1 and not any(name.startswith("env.NCCL_") for name in point):
         size = f"{tokens} times larger than in plain decoding" if isinstance(tokens, int) else "larger"
         yield f"search NCCL settings or the custom all-reduce: verification makes every all-reduce {size}"
@@ -79,6 +95,8 @@ def _cheaper_steps(row: TrialResult, accept_length: float) -> Iterator[str]:
 
 
 def _longer_accepts(row: TrialResult, accept_length: float, longest: int | None) -> Iterator[str]:
+    if accept_length <= _HARDLY_ACCEPTED:
+        return  # more of what a drafter that is not connected does is no help
     enough = _shortest_chain(row)
     if enough is not None:
         steps, kept = enough

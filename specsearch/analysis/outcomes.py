@@ -3,12 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from specsearch.study import latest_attempts
 from specsearch.trial import Phase, TrialResult, TrialStatus
 
 _NO_FAILURE = (TrialStatus.OK, TrialStatus.SKIPPED_DUPLICATE)
+_NEXT_RUN = "nothing: the next run takes it up again"
+_TAKEN_UP = "nothing: a later attempt took it up"
 
 # For rows that bring no advice of their own; docs/errors.md has every reason.
 ADVICE: Mapping[str, str] = {
@@ -25,13 +27,13 @@ ADVICE: Mapping[str, str] = {
     "node_lost": "look at the node",
     "hang": "see how far the server's log came",
     "engine_died": "read the end of the server's log",
-    "interrupted": "nothing: the next run takes it up again",
+    "interrupted": _NEXT_RUN,
     "draft_never_accepted": "check the drafter against the algorithm: EAGLE for an EAGLE-3 drafter?",
     "graphs_not_active": "raise cuda_graph_max_bs to the concurrency, or see why capture was skipped",
     "degenerate_output": "compare the text with that of plain decoding",
     "drift": "look for another load on the node",
-    "user": "nothing: the next run takes it up again",
-    "budget": "nothing: the next run takes it up again",
+    "user": _NEXT_RUN,
+    "budget": _NEXT_RUN,
 }
 
 
@@ -48,9 +50,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Where the time of the study's GPUs went, in GPU-seconds; in seconds where no trial had a GPU."""
+    """Where the time of the attempts went, in GPU-seconds; in seconds where no trial had a GPU."""
 
-    unit: str
+    on_gpus: bool
     total_s: float
     by_phase_s: Mapping[str, float]  # in the order in which a trial goes through them; `other` is between them
     lost_s: float  # in attempts that gave no usable number
@@ -58,6 +60,11 @@ class TimeSpent:
     @property
     def lost_share(self) -> float:
         return self.lost_s / self.total_s if self.total_s else 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values under the name of their unit."""
+        unit = "gpu_seconds" if self.on_gpus else "seconds"
+        return {unit: {"total": self.total_s, "by_phase": dict(self.by_phase_s), "lost": self.lost_s}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,10 @@ class Outcomes:
     counts: Mapping[str, int]  # by status; the sum is the number of proposals
     failures: tuple[Failure, ...]
     time_spent: TimeSpent
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values for json.dumps."""
+        return asdict(self) | {"time_spent": self.time_spent.to_json()}
 
 
 def outcomes(rows: Sequence[TrialResult]) -> Outcomes:
@@ -85,15 +96,28 @@ def count_by_status(rows: Sequence[TrialResult]) -> dict[str, int]:
 
 def failures(rows: Sequence[TrialResult]) -> list[Failure]:
     """Attempts without a usable number by reason, most frequent first."""
-    groups: dict[tuple[str, str], list[TrialResult]] = {}
+    decided = {row.number: row.attempt for row in latest_attempts(rows) if not _was_cut_short(row)}
+    groups: dict[tuple[str, str, bool], list[TrialResult]] = {}
     for row in rows:
         if row.status not in _NO_FAILURE:
-            groups.setdefault((row.status.value, row.reason or "unknown"), []).append(row)
+            taken_up = _was_cut_short(row) and decided.get(row.number, 0) > row.attempt
+            groups.setdefault((row.status.value, row.reason or "unknown", taken_up), []).append(row)
     found = [
-        Failure(status, reason, tuple(sorted({row.number for row in group})), len(group), _advice(reason, group))
-        for (status, reason), group in groups.items()
+        Failure(
+            status=status,
+            reason=reason,
+            trials=tuple(sorted({row.number for row in group})),
+            attempts=len(group),
+            advice=_TAKEN_UP if taken_up else _advice(reason, group),
+        )
+        for (status, reason, taken_up), group in groups.items()
     ]
     return sorted(found, key=lambda failure: (-failure.attempts, failure.status, failure.reason))
+
+
+def _was_cut_short(row: TrialResult) -> bool:
+    """Ended by the user, the budget or the end of its run, so that the next run goes on with it."""
+    return row.status == TrialStatus.ABORTED or row.reason == "interrupted"
 
 
 def _advice(reason: str, group: Sequence[TrialResult]) -> str:
@@ -113,4 +137,4 @@ def time_spent(rows: Sequence[TrialResult]) -> TimeSpent:
     phases["other"] = max(total - math.fsum(phases.values()), 0.0)
     lost = math.fsum(wall.get(id(row), 0.0) for row in rows if row.status not in _NO_FAILURE)
     used = {name: seconds for name, seconds in phases.items() if seconds > 0}
-    return TimeSpent("GPU-hours" if on_gpus else "hours", total, used, lost)
+    return TimeSpent(on_gpus, total, used, lost)

@@ -48,6 +48,7 @@ class Winner:
     load_point: str
     contender: Contender
     best: Contender  # the study's best, as it stands here
+    best_breaks_bound: bool  # of the objective, at this load point
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +102,27 @@ class Judge:
         match = matched_plain(row, self.rows)
         return match is not None and match.predicted
 
+    def over_plain_at(self, row: TrialResult, load_point: str) -> Ratio | None:
+        """A trial against the best plain one at a load point outside the objective, where its bounds do not hold."""
+        objective = replace(self.objective, at=(load_point,), subject_to=())
+        plain = next((other for other in ranked(self.rows, objective) if is_plain(other.point)), None)
+        return objective_ratio(row, plain, objective) if plain else None
+
     def winners(self, best: int) -> list[Winner]:
-        """The winner at each of several load points, where they are not all the study's best trial."""
+        """The winner at each of several load points, where they are not all the study's best trial.
+
+        It is one of the ranked trials, and keeps the bounds at this load point, too.
+        """
         found = []
-        best_row = next(row for row in self.rows if row.number == best)
+        best_row = next(row for row in self.order if row.number == best)
         for point in dict.fromkeys(m.load_point for m in best_row.measurements):
             objective = replace(self.objective, at=(point,))
-            order = ranked(self.rows, objective)
+            order = ranked(self.order, objective)
             if order:
                 judge = Judge(self.rows, objective, order)
-                found.append(
-                    Winner(load_point=point, contender=judge.contender(order[0]), best=judge.contender(best_row))
-                )
+                winner, own = judge.contender(order[0]), judge.contender(best_row)
+                breaks = any(violation > 0 for violation in objective.violations(best_row.measurements))
+                found.append(Winner(load_point=point, contender=winner, best=own, best_breaks_bound=breaks))
         return found if len(found) > 1 and any(winner.contender.trial != best for winner in found) else []
 
 

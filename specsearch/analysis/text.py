@@ -2,13 +2,14 @@
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from specsearch.analysis.headline import Finding, show
 from specsearch.analysis.limits import STEP_COST, Limits
-from specsearch.analysis.outcomes import TimeSpent
+from specsearch.analysis.outcomes import Outcomes, TimeSpent
 from specsearch.analysis.stability import Ratio
 from specsearch.analysis.standing import Contender
-from specsearch.analysis.verdict import Verdict, show
+from specsearch.analysis.verdict import NoVerdict, StudyFacts, Verdict
 from specsearch.metrics import METRICS
 
 WIDTH = 100
@@ -25,10 +26,26 @@ def verdict_lines(verdict: Verdict, *, top: int = 10) -> list[str]:
         _limits(verdict.limits, verdict.best_speculative) if verdict.limits else [],
         _winners(verdict),
         _ranking(verdict, top),
-        _outcomes(verdict),
+        _outcomes(verdict.outcomes, simulated=verdict.simulated),
         _warnings(verdict),
-        _command(verdict),
+        _commands(verdict),
     )
+    return _joined(sections)
+
+
+def no_verdict_lines(said: NoVerdict) -> list[str]:
+    """What was measured in a study of which no trial can be ranked; the reason is the error's business."""
+    if not said.measured:
+        return []
+    sections = (
+        _heading(said.facts, said.facts.name, said.objective, said.outcomes, simulated=said.simulated),
+        _measured(said),
+        _outcomes(said.outcomes, simulated=said.simulated),
+    )
+    return _joined(sections)
+
+
+def _joined(sections: Iterable[Iterable[str]]) -> list[str]:
     lines: list[str] = []
     for section in sections:
         found = list(section)
@@ -60,13 +77,40 @@ _SHELL_WORD = re.compile(r"""(?:[^\s'"\\]|'[^']*'|"(?:\\.|[^"\\])*"|\\.)+""", re
 
 def _opening(verdict: Verdict) -> Iterator[str]:
     engine = f"{verdict.engine} {verdict.engine_version or ''}".strip()
-    yield f"{verdict.facts.name} · {engine} · {verdict.objective}"
-    if verdict.simulated:
-        yield "SIMULATED: made by the simulated engine, a model; these numbers say nothing about real hardware."
-    if verdict.facts.ended:
-        yield from _wrapped(f"Ended: {verdict.facts.ended}.")
+    name = f"{verdict.facts.name} · {engine}"
+    yield from _heading(verdict.facts, name, verdict.objective, verdict.outcomes, simulated=verdict.simulated)
     yield ""
     yield from _wrapped(verdict.headline)
+
+
+def _heading(facts: StudyFacts, name: str, objective: str, outcomes: Outcomes, *, simulated: bool) -> Iterator[str]:
+    yield from _wrapped(f"{name} · {objective}")
+    if simulated:
+        yield from _wrapped(
+            "SIMULATED: made by the simulated engine, a model; these numbers say nothing about real hardware."
+        )
+    if facts.ended:
+        yield from _wrapped(f"Ended: {facts.ended}.")
+    if facts.unfinished:
+        many = "s" if outcomes.proposals != 1 else ""
+        running = ", ".join(f"t{number:04d}" for number in facts.unfinished)
+        verb = "have" if len(facts.unfinished) > 1 else "has"
+        yield from _wrapped(f"Unfinished: {outcomes.proposals} trial{many} so far; {running} {verb} no result yet.")
+
+
+def _measured(said: NoVerdict) -> Iterator[str]:
+    yield _marked("Measured, and not to be ranked", simulated=said.simulated)
+    unit = METRICS[said.metric].unit or said.metric
+    rows = [
+        (
+            f"t{trial.trial:04d}",
+            ", ".join(_bare(said.metric, value) for value in trial.values.values()) or "–",
+            " and ".join(f"{bound} ({value})" for bound, value in trial.broken_bounds.items()) or "– (no score)",
+            trial.name,
+        )
+        for trial in said.measured
+    ]
+    yield from _table(("trial", unit, "breaks", "configuration"), rows, left=(0, 2, 3))
 
 
 def _contenders(verdict: Verdict) -> Iterator[str]:
@@ -125,21 +169,32 @@ def _break_even(verdict: Verdict) -> Iterator[str]:
 
 
 def _limits(limits: Limits, best: Contender | None) -> Iterator[str]:
-    room = f"a step as cheap as plain decoding's would bring {limits.step_cost_room:.2f}×"
+    name = "the trial" if best is None else f"t{best.trial:04d}"
+    compared = f"Compared with {name} as it is:"
+    step = ("a step as cheap as a plain one", limits.step_cost_room)
     if limits.side is None or limits.acceptance_room is None:
-        yield from _wrapped(f"What limits cannot be told without num_steps; {room}.")
+        yield from _wrapped(f"What limits: not known without num_steps. {compared} {_gains(limits, [step])}.")
     else:
-        side = "The step cost limits" if limits.side == STEP_COST else "Acceptance limits"
-        yield from _wrapped(f"{side}: {room}, accepting every draft {limits.acceptance_room:.2f}×.")
-    gains = (
-        f"Half an accepted token more per step would bring {limits.gain_from_more_accepted:.2f}×, "
-        f"a step 10% cheaper {limits.gain_from_cheaper_step:.2f}×"
-    )
-    yield from _wrapped(f"{gains}; {limits.to_break_even}." if limits.to_break_even else f"{gains}.")
+        accept = ("every draft accepted", limits.acceptance_room)
+        rooms = [step, accept] if limits.side == STEP_COST else [accept, step]
+        side = "the step cost" if limits.side == STEP_COST else "acceptance"
+        yield from _wrapped(f"What limits: {side}. {compared} {_gains(limits, rooms)}.")
+    if limits.to_break_even:
+        yield from _wrapped(f"{limits.to_break_even[0].upper()}{limits.to_break_even[1:]}.")
     if limits.next_steps:
-        yield "To try next:" if best is None else f"To try next with t{best.trial:04d}:"
+        yield f"To try next with {name}:"
     for hint in limits.next_steps[:_MOST_HINTS]:
         yield from _wrapped(hint, indent="    ", first="  - ")
+
+
+def _gains(limits: Limits, rooms: Sequence[tuple[str, float]]) -> str:
+    """How much faster it would be at the two limits, the one with more room first, and by two everyday gains."""
+    (what, factor), *others = rooms
+    bounds = [f"{what} would be {factor:.2f}× as fast", *(f"{other} {room:.2f}×" for other, room in others)]
+    return (
+        f"{', '.join(bounds)}; half a token more accepted per step {limits.gain_from_more_accepted:.2f}×, "
+        f"a step 10% cheaper {limits.gain_from_cheaper_step:.2f}×"
+    )
 
 
 def _winners(verdict: Verdict) -> Iterator[str]:
@@ -153,15 +208,18 @@ def _winners(verdict: Verdict) -> Iterator[str]:
             f"t{winner.contender.trial:04d}",
             _number(verdict, winner.contender),
             _times(winner.contender.over_best_plain),
-            _number(verdict, winner.best),
+            f"{_number(verdict, winner.best)}{' !' if winner.best_breaks_bound else ''}",
             _times(winner.best.over_best_plain),
             winner.contender.name,
         )
         for winner in verdict.winners
     ]
     unit = METRICS[verdict.metric].unit or verdict.metric
-    head = ("load point", "winner", unit, "vs best plain", f"t{best.trial:04d} here", "vs best plain", "configuration")
+    name = f"t{best.trial:04d}"
+    head = ("load point", "winner", unit, "vs best plain", f"{name} here", f"{name} vs plain", "configuration")
     yield from _table(head, rows, left=(0, 1, 6))
+    if any(winner.best_breaks_bound for winner in verdict.winners):
+        yield "  ! breaks a bound of the objective there, which every winner keeps."
 
 
 def _ranking(verdict: Verdict, top: int) -> Iterator[str]:
@@ -191,14 +249,28 @@ def _ranking(verdict: Verdict, top: int) -> Iterator[str]:
             "~ nobody measured plain decoding with the same other knobs; held against the nearest plain run.",
             indent="  ",
         )
+    yield from _short_forms([contender.name for contender in shown])
 
 
-def _outcomes(verdict: Verdict) -> Iterator[str]:
-    outcomes = verdict.outcomes
+def _short_forms(names: Sequence[str]) -> Iterator[str]:
+    """What the abbreviations mean that occur in these configurations."""
+    words = [word for name in names for word in name.split()]
+    triple = next((word for word in words if _TRIPLE.fullmatch(word)), None)
+    meanings = [f"{triple}: steps/top-k/draft tokens"] if triple else []
+    meanings += [f"{word}: {meaning}" for word, meaning in _SHORT_FORMS.items() if word in words]
+    if meanings:
+        yield from _wrapped("; ".join(meanings), indent="  ")
+
+
+_TRIPLE = re.compile(r"\d+/\d+/\d+")
+_SHORT_FORMS = {"eager": "no CUDA graphs", "no-car": "no custom all-reduce"}
+
+
+def _outcomes(outcomes: Outcomes, *, simulated: bool) -> Iterator[str]:
     counts = " + ".join(f"{count} {status}" for status, count in outcomes.counts.items())
     retried = outcomes.attempts - outcomes.proposals
     more = f"; {retried} more {'attempts were' if retried > 1 else 'attempt was'} a retry" if retried else ""
-    yield from _wrapped(f"{_title(verdict, 'Trials')}: {outcomes.proposals} proposed = {counts}{more}.")
+    yield from _wrapped(f"{_marked('Trials', simulated=simulated)}: {outcomes.proposals} proposed = {counts}{more}.")
     for failure in outcomes.failures:
         trials = ", ".join(f"t{number:04d}" for number in failure.trials[:3]) + (", …" * (len(failure.trials) > 3))
         what = f"{failure.status} {failure.reason} × {failure.attempts} ({trials})"
@@ -211,7 +283,7 @@ def _time(spent: TimeSpent) -> str:
     phases = sorted(spent.by_phase_s.items(), key=lambda entry: -entry[1])
     shares = [f"{name} {seconds / spent.total_s:.0%}" for name, seconds in phases if seconds / spent.total_s >= 0.01]
     lost = f"; {spent.lost_share:.0%} went into attempts without a usable number" if spent.lost_s else ""
-    return f"Time: {_hours(spent.total_s)} {spent.unit}: {', '.join(shares)}{lost}."
+    return f"Time: {_hours(spent.total_s)} {'GPU-hours' if spent.on_gpus else 'hours'}: {', '.join(shares)}{lost}."
 
 
 def _hours(seconds: float) -> str:
@@ -226,17 +298,29 @@ def _warnings(verdict: Verdict) -> Iterator[str]:
         yield from _wrapped(warning, indent="    ", first="  - ")
 
 
-def _command(verdict: Verdict) -> Iterator[str]:
-    best = verdict.recommended
-    yield from _wrapped(f"{_title(verdict, 'Launch command')} of {best.title}")
-    yield from wrap_command(best.command) if best.command else ("  not known",)
+def _commands(verdict: Verdict) -> Iterator[str]:
+    """How to run the recommended trial; where nothing is decided also the one it is to be compared with."""
+    best, other = verdict.recommended, verdict.best_speculative
+    yield from _command(verdict, best)
+    if verdict.finding == Finding.NO_DIFFERENCE and other is not None:
+        yield ""
+        yield from _command(verdict, other)
     if verdict.facts.results:
         yield ""
         yield f"Rows and logs: {verdict.facts.results}"
 
 
+def _command(verdict: Verdict, contender: Contender) -> Iterator[str]:
+    yield from _wrapped(f"{_title(verdict, 'Launch command')} of {contender.title}")
+    yield from wrap_command(contender.command) if contender.command else ("  not known",)
+
+
 def _title(verdict: Verdict, text: str) -> str:
-    return f"{text} ({_SIMULATED})" if verdict.simulated else text
+    return _marked(text, simulated=verdict.simulated)
+
+
+def _marked(text: str, *, simulated: bool) -> str:
+    return f"{text} ({_SIMULATED})" if simulated else text
 
 
 def _value(verdict: Verdict, contender: Contender) -> str:
@@ -244,7 +328,11 @@ def _value(verdict: Verdict, contender: Contender) -> str:
 
 
 def _number(verdict: Verdict, contender: Contender) -> str:
-    return _value(verdict, contender).removesuffix(f" {METRICS[verdict.metric].unit}")
+    return _bare(verdict.metric, contender.objective)
+
+
+def _bare(metric: str, value: float | None) -> str:
+    return METRICS[metric].format(value).removesuffix(f" {METRICS[metric].unit}")
 
 
 def _about(contender: Contender, number: str) -> str:

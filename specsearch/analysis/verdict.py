@@ -1,34 +1,23 @@
 """The answer of a study as one value, from its rows alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 
-from specsearch.analysis.checks import warnings_of, warnings_of_step_costs
+from specsearch.analysis.checks import broken_bounds, warnings_of, warnings_of_step_costs
+from specsearch.analysis.headline import Finding, finding_of, headline
 from specsearch.analysis.limits import Limits, limits
 from specsearch.analysis.outcomes import Outcomes, count_by_status, failures, outcomes
 from specsearch.analysis.speedup import MatchedPlain, StepCost
-from specsearch.analysis.stability import Ratio
 from specsearch.analysis.standing import Contender, Judge, Winner
 from specsearch.errors import NoRankableTrial, StorageError
 from specsearch.metrics import METRICS
 from specsearch.study import Objective, latest_attempts, ranked
-from specsearch.trial import TrialResult, TrialStatus
+from specsearch.trial import TrialResult, TrialStatus, short_name
 
 INTERVALS = (
     "Intervals are 95%, from the repeats within one launch. What differs between launches, and the luck of the best "
     "among many, are not in them."
 )
-
-
-class Finding(StrEnum):
-    """What the study found about speculation."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    NO_DIFFERENCE = "no_significant_difference"
-    NO_SPECULATION = "no_speculative_trial"
-    NO_PLAIN = "no_plain_trial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +28,8 @@ class StudyFacts:
     results: str | None = None  # the folder, as it is to be shown
     ended: str | None = None  # why the search ended, a sentence
     notes: tuple[str, ...] = ()  # inert knobs, files that were left out: sentences to pass on
+    unfinished: tuple[int, ...] = ()  # trials that were launched and have no row: of a live run, or of a killed one
+    speculation_searched: bool = True  # whether the space has speculation at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +59,35 @@ class Verdict:
 
     def to_json(self) -> dict[str, object]:
         """Plain values for json.dumps; every number in it is finite."""
-        return asdict(self)
+        return asdict(self) | {"outcomes": self.outcomes.to_json()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unranked:
+    """A trial that was measured and may not be ranked."""
+
+    trial: int
+    name: str
+    values: Mapping[str, float]  # the metric at each load point of the objective
+    broken_bounds: Mapping[str, str]  # bound → what the trial has instead; empty: it has no score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoVerdict:
+    """What can be said of a study of which no trial can be ranked."""
+
+    facts: StudyFacts
+    objective: str
+    metric: str
+    simulated: bool
+    finding: Finding
+    reason: str
+    measured: tuple[Unranked, ...]
+    outcomes: Outcomes
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values for json.dumps."""
+        return asdict(self) | {"outcomes": self.outcomes.to_json()}
 
 
 def verdict(results: Sequence[TrialResult], objective: Objective, facts: StudyFacts) -> Verdict:
@@ -84,7 +103,7 @@ def verdict(results: Sequence[TrialResult], objective: Objective, facts: StudyFa
     judge = Judge(rows, objective, order)
     start, plain, speculative = judge.start, judge.best(plain=True), judge.best(plain=False)
     best_plain, best_speculative = (judge.contender(row) if row else None for row in (plain, speculative))
-    finding = _finding(best_plain, best_speculative)
+    finding = finding_of(best_plain, best_speculative)
     recommended = judge.contender(order[0]) if finding == Finding.FASTER or not best_plain else best_plain
     match, costs = judge.costs(speculative) if speculative else (None, [])
     return Verdict(
@@ -95,7 +114,7 @@ def verdict(results: Sequence[TrialResult], objective: Objective, facts: StudyFa
         objective=describe(objective),
         metric=objective.metric,
         finding=finding,
-        headline=_headline(finding, best_plain, best_speculative, objective) + _lengths(best_speculative, match, plain),
+        headline=headline(judge, finding, searched=facts.speculation_searched),
         recommended=recommended,
         start_baseline=judge.contender(start) if start else None,
         best_plain=best_plain,
@@ -111,6 +130,31 @@ def verdict(results: Sequence[TrialResult], objective: Objective, facts: StudyFa
     )
 
 
+def no_verdict(
+    results: Sequence[TrialResult], objective: Objective, facts: StudyFacts, why: NoRankableTrial
+) -> NoVerdict:
+    """What the rows say where `verdict` found nothing to rank."""
+    measured = [row for row in latest_attempts(results) if row.status == TrialStatus.OK]
+    return NoVerdict(
+        facts=facts,
+        objective=describe(objective),
+        metric=objective.metric,
+        simulated=any(row.simulated for row in results),
+        finding=Finding.NOTHING_RANKED,
+        reason=str(why),
+        measured=tuple(
+            Unranked(
+                trial=row.number,
+                name=short_name(row.point),
+                values=objective.values(row.measurements) or {},
+                broken_bounds=broken_bounds(row, objective),
+            )
+            for row in measured
+        ),
+        outcomes=outcomes(results),
+    )
+
+
 def describe(objective: Objective) -> str:
     """The objective as a phrase."""
     metric = METRICS[objective.metric]
@@ -119,16 +163,6 @@ def describe(objective: Objective) -> str:
         where = f"at {objective.at[0]}"
     bounds = "".join(f", {bound}" for bound in objective.subject_to)
     return f"{'least' if metric.better < 0 else 'most'} {metric.name}, {where}{bounds}"
-
-
-def show(ratio: Ratio | None) -> str:
-    """A ratio with its interval, `1.42× (1.38–1.47)`."""
-    if ratio is None:
-        return "–"
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f}× (measured once)"
-    digits = 2 if ratio.high - ratio.low > 0.02 else 3
-    return f"{ratio.value:.{digits}f}× ({ratio.low:.{digits}f}–{ratio.high:.{digits}f})"
 
 
 def _require_comparable(rows: Sequence[TrialResult]) -> None:
@@ -150,27 +184,16 @@ def _require_comparable(rows: Sequence[TrialResult]) -> None:
 
 
 def _nothing_ranked(rows: Sequence[TrialResult], results: Sequence[TrialResult], objective: Objective) -> str:
-    counts = ", ".join(f"{count} {status}" for status, count in count_by_status(rows).items()) or "no trial at all"
     measured = [row for row in rows if row.status == TrialStatus.OK]
-    if any(objective.score(row.measurements) is not None for row in measured):
-        bounds = " and ".join(map(str, objective.subject_to))
-        why = f"no trial keeps {bounds}; loosen the bound"
-    elif measured:
-        why = f"no trial has a positive {objective.metric} at every load point of the objective"
-    else:
+    if not measured:
         causes = (f"{cause.attempts} {cause.status} {cause.reason}: {cause.advice}" for cause in failures(results))
-        why = "; ".join(causes) or "nothing was measured"
+        return f"no trial can be ranked: {'; '.join(causes) or 'nothing was measured'}"
+    if any(objective.score(row.measurements) is not None for row in measured):
+        why = f"no trial keeps {' and '.join(map(str, objective.subject_to))}; loosen the bound"
+    else:
+        why = f"no trial has a positive {objective.metric} at every load point of the objective"
+    counts = ", ".join(f"{count} {status}" for status, count in count_by_status(rows).items())
     return f"no trial can be ranked ({counts}): {why}"
-
-
-def _finding(plain: Contender | None, speculative: Contender | None) -> Finding:
-    if speculative is None:
-        return Finding.NO_SPECULATION
-    if plain is None or speculative.over_best_plain is None:
-        return Finding.NO_PLAIN
-    if speculative.over_best_plain.is_above:
-        return Finding.FASTER
-    return Finding.SLOWER if speculative.over_best_plain.is_below else Finding.NO_DIFFERENCE
 
 
 def _limits(row: TrialResult | None, contender: Contender | None) -> Limits | None:
@@ -179,37 +202,15 @@ def _limits(row: TrialResult | None, contender: Contender | None) -> Limits | No
     return limits(row, contender.accept_length, contender.break_even)
 
 
-def _headline(finding: Finding, plain: Contender | None, speculative: Contender | None, objective: Objective) -> str:
-    if speculative is None:
-        named = f": {plain.title}" if plain else ""
-        return f"No speculative configuration could be ranked; the best is plain decoding{named}."
-    if plain is None or speculative.over_best_plain is None:
-        return (
-            f"{speculative.title} is the best, but no plain decoding was ranked: whether speculation pays is not known."
-        )
-    ratio, other = show(speculative.over_best_plain), f"the best plain decoding, {plain.title}"
-    match finding:
-        case Finding.FASTER:
-            word = "fast" if METRICS[objective.metric].unit in ("tokens/s", "ms") else "good"
-            return f"Speculation pays: {speculative.title} is {ratio} as {word} as {other}."
-        case Finding.SLOWER:
-            return f"No speculation beats the baseline: the best, {speculative.title}, reaches {ratio} of {other}."
-        case _:
-            return (
-                f"No speculation beats the baseline by more than the noise: the best, {speculative.title}, reaches "
-                f"{ratio} of {other}."
-            )
-
-
-def _lengths(speculative: Contender | None, match: MatchedPlain | None, best_plain: TrialResult | None) -> str:
-    """The break-even sentence, which speaks of the matched plain run and so may not repeat the ratio before it."""
-    if speculative is None or speculative.margin is None or match is None:
-        return ""
-    kind = "the nearest plain run" if match.predicted else "its matched plain run"
-    against = "It" if match.row is best_plain else f"Against t{match.row.number:04d}, {kind}, it"
-    lengths = f"{speculative.accept_length:.2f} tokens per step and breaks even at {speculative.break_even:.2f}"
-    side = "above" if speculative.margin >= 0 else "below"
-    return f" {against} accepts {lengths}: {side} break-even by {abs(speculative.margin):.2f}."
+def _whole_sentences(notes: Sequence[str]) -> list[str]:
+    """The notes, those of several lines as one sentence: an indented line goes on with the one before."""
+    found: list[list[str]] = []
+    for line in (line for note in notes for line in note.splitlines()):
+        if line.startswith(" ") and found:
+            found[-1].append(line.strip())
+        else:
+            found.append([line.strip()])
+    return [f"{first} {'; '.join(rest)}".rstrip() for first, *rest in found]
 
 
 def _warnings(
@@ -220,7 +221,7 @@ def _warnings(
     plain: MatchedPlain | None,
     costs: Sequence[StepCost],
 ) -> tuple[str, ...]:
-    found = [*facts.notes, *warnings_of(rows, objective)]
+    found = [*_whole_sentences(facts.notes), *warnings_of(rows, objective)]
     if speculative and plain:
         found += warnings_of_step_costs(f"t{speculative.trial:04d}", costs, plain)
     return tuple(dict.fromkeys(found))

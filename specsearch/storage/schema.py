@@ -116,7 +116,14 @@ def _metric_column(metric: Metric, where: str = "", prefix: str = "") -> Column:
 
 
 _OVER = "; mean over repeats and over the objective's load points"
-_SUMMARY = tuple(_metric_column(metric, _OVER) for metric in METRICS.values())
+_COUNTS = (
+    "verify_steps", "correct_drafts", "output_tokens", "prompt_tokens", "requests_total", "requests_ok",
+    "requests_failed",
+)  # fmt: skip
+_SUMMARY = tuple(
+    _metric_column(metric, f"{_OVER}, not their sum" if metric.name in _COUNTS else _OVER)
+    for metric in METRICS.values()
+)
 _RAW = tuple(
     Column(f"raw_{metric.name}", NUMBER, f"{metric.name} of an attempt that is not ok; never to be ranked")
     for metric in METRICS.values()

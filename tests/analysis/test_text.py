@@ -28,7 +28,7 @@ def test_the_page_of_the_origin_story_has_every_number_of_it() -> None:
     text = page(baseline(), replace(origin_tree(), command=COMMAND), FAILED)
     row = next(line for line in text.splitlines() if line.strip().startswith("chat@1"))
     assert row.split()[1:4] == ["2.10", "3.33", "−1.23"]
-    assert "below break-even by 1.23" in text.replace("\n", " ")
+    assert "needs 3.33 to break even: below by 1.23" in text.replace("\n", " ")
     assert "To try next" in text
     assert "failed hang × 1 (t0003): see how far the server's log came" in text
     assert "Trials: 3 proposed = 2 ok + 1 failed." in text
@@ -84,3 +84,69 @@ def test_a_load_point_that_another_trial_wins_is_shown() -> None:
     assert "Fastest at each load point" in text
     winners = text.split("Fastest at each load point")[1].splitlines()[2:4]
     assert [line.split()[:2] for line in winners] == [["chat@1", "t0001"], ["chat@32", "t0000"]]
+
+
+def test_a_load_point_table_says_whose_ratio_each_column_is() -> None:
+    plain = trial(0, PLAIN_POINT, repeats((21.0, 21.1)) + repeats((1800.0, 1801.0), concurrency=32))
+    row = trial(
+        1, TREE_POINT, repeats((42.0, 42.1), accept=2.6) + repeats((1500.0, 1501.0), accept=2.6, concurrency=32)
+    )
+    head = page(plain, row).split("Fastest at each load point")[1].splitlines()[1]
+    assert head.count("vs best plain") == 1
+    assert "t0001 here  t0001 vs plain" in head
+
+
+def test_what_is_not_decided_comes_with_both_commands_the_plain_one_first() -> None:
+    text = page(baseline((90.0, 84.1, 93.5)), trial(1, TREE_POINT, repeats((92.0,), accept=2.1)))
+    commands = [line for line in text.splitlines() if line.startswith("Launch command")]
+    assert commands == ["Launch command of t0000 plain graphs", "Launch command of t0001 EAGLE3 3/4/16 graphs Ring"]
+    assert "--port 30000" in text
+    assert "--port 30001" in text
+
+
+def test_what_is_decided_comes_with_one_command() -> None:
+    assert page(baseline(), origin_tree()).count("Launch command") == 1
+
+
+def test_the_limits_say_what_is_compared_with_what() -> None:
+    text = " ".join(page(baseline(), origin_tree()).split())
+    assert (
+        "What limits: the step cost. Compared with t0001 as it is: a step as cheap as a plain one would be 3.33× as "
+        "fast, every draft accepted 1.90×; half a token more accepted per step 1.24×, a step 10% cheaper 1.11×."
+    ) in text
+    assert "To break even: accept 3.33 instead of 2.10 tokens per step" in text
+
+
+@pytest.mark.parametrize(
+    ("knobs", "legend"),
+    [
+        ({}, "  3/4/16: steps/top-k/draft tokens"),
+        ({"cuda_graph": False}, "  3/4/16: steps/top-k/draft tokens; eager: no CUDA graphs"),
+        ({"custom_all_reduce": False}, "  3/4/16: steps/top-k/draft tokens; no-car: no custom all-reduce"),
+    ],
+)
+def test_the_legend_has_the_short_forms_that_occur_and_no_other(knobs: dict[str, bool], legend: str) -> None:
+    row = trial(1, {**TREE_POINT, **knobs}, repeats((56.7, 56.8), accept=2.1))
+    assert legend in page(baseline(), row).splitlines()
+
+
+def test_plain_decoding_alone_needs_no_legend() -> None:
+    assert "steps/top-k" not in page(baseline())
+
+
+def test_a_long_title_and_long_load_points_stay_within_the_page() -> None:
+    workload = "a-workload-with-quite-a-long-name-of-its-own"
+    plain = trial(0, PLAIN_POINT, repeats((21.0, 21.1), workload=workload) + repeats((1800.0, 1801.0)))
+    row = trial(1, TREE_POINT, repeats((42.0, 42.1), accept=2.6, workload=workload) + repeats((1500.0, 1501.0)))
+    objective = Objective(at=(f"{workload}@1",))
+    facts = StudyFacts(name="a-study-with-a-long-name", unfinished=tuple(range(40)))
+    rows = [replace(made, engine="simulated") for made in (plain, row)]
+    lines = verdict_lines(verdict(rows, objective, facts))
+    assert [line for line in lines if len(line) > WIDTH] == []
+
+
+def test_a_note_of_several_lines_is_one_bullet() -> None:
+    facts = StudyFacts(name="kimi", notes=("rows are reused; they differ in", "  space.eagle_topk: 1 → 2"))
+    lines = verdict_lines(verdict([baseline(), origin_tree()], Objective(), facts))
+    assert "  - rows are reused; they differ in space.eagle_topk: 1 → 2" in lines
+    assert not any(line.startswith("  -  ") for line in lines)

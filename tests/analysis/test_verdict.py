@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from specsearch.analysis.headline import Finding
 from specsearch.analysis.limits import ACCEPTANCE, STEP_COST
-from specsearch.analysis.verdict import Finding, StudyFacts, Verdict, verdict
+from specsearch.analysis.verdict import StudyFacts, Verdict, verdict
 from specsearch.errors import NoRankableTrial, StorageError
 from specsearch.search_space import Point
 from specsearch.study import Bound, Objective, settle
@@ -30,7 +31,7 @@ def test_the_origin_story_is_told_in_one_sentence() -> None:
     assert said.headline.startswith(
         "No speculation beats the baseline: the best, t0001 EAGLE3 3/4/16 graphs, reaches 0.63"
     )
-    assert said.headline.endswith("It accepts 2.10 tokens per step and breaks even at 3.33: below break-even by 1.23.")
+    assert said.headline.endswith("It accepts 2.10 tokens per step and needs 3.33 to break even: below by 1.23.")
     assert said.recommended.trial == 0
     assert said.limits is not None
     assert said.limits.side == STEP_COST
@@ -52,9 +53,162 @@ def test_a_difference_inside_the_noise_is_none_and_plain_decoding_is_recommended
     """ME-12: nothing is shipped for a difference that is not there."""
     said = judged(baseline((90.0, 84.1, 93.5)), trial(1, CHAIN, repeats((92.0,), accept=2.1)))
     assert said.finding == Finding.NO_DIFFERENCE
-    assert "by more than the noise" in said.headline
-    assert said.headline.startswith("No speculation beats the baseline")
+    assert said.finding.value == "no_significant_difference"
+    assert said.headline.startswith("Not decided: t0001 EAGLE3 3/1/4 graphs Ring measured 1.03× (")
+    assert "of the best plain decoding, t0000 plain graphs; the interval includes 1." in said.headline
+    assert said.headline.endswith("Raise the repeats of chat@1, whose repeats differ most (11%), or run both again.")
     assert said.recommended.trial == 0
+
+
+def test_what_was_measured_once_decides_nothing() -> None:
+    said = judged(baseline((90.0,)), trial(1, CHAIN, repeats((131.0,), accept=2.6)))
+    assert said.finding == Finding.NO_DIFFERENCE
+    assert "1.46× (measured once)" in said.headline
+    assert "nothing was repeated, so there is no interval" in said.headline
+    assert said.headline.endswith("Give chat@1 more repeats, or run both again.")
+    assert said.recommended.trial == 0
+
+
+AT_ONE = Objective(at=("chat@1",))
+
+
+def two_loads(alone: float, many: float) -> tuple[TrialResult, TrialResult]:
+    """The baseline and a speculative trial with these speeds beside its 90 and 500 tokens/s."""
+    plain, row = (
+        repeats((speed, 1.001 * speed), accept=accept) + repeats((eight, 1.001 * eight), accept=accept, concurrency=8)
+        for speed, eight, accept in ((90.0, 500.0, None), (alone, many, 2.6))
+    )
+    return trial(0, PLAIN_POINT, plain, kind=TrialKind.BASELINE), trial(2, CHAIN, row)
+
+
+def test_the_headline_names_the_load_points_of_the_objective_and_where_the_others_lose() -> None:
+    headline = judged(*two_loads(131.0, 470.0), objective=AT_ONE).headline
+    assert headline.startswith("Speculation pays at chat@1: t0002")
+    assert headline.endswith("At chat@8, which the objective does not count, it measured 0.94×.")
+
+
+def test_a_load_point_outside_the_objective_where_speculation_wins_is_not_in_the_headline() -> None:
+    headline = judged(*two_loads(131.0, 600.0), objective=AT_ONE).headline
+    assert headline.startswith("Speculation pays at chat@1: t0002")
+    assert "does not count" not in headline
+
+
+def test_an_objective_over_everything_measured_names_no_load_point() -> None:
+    assert judged(*two_loads(131.0, 600.0)).headline.startswith("Speculation pays: t0002")
+    assert judged(baseline(), FAST, objective=AT_ONE).headline.startswith("Speculation pays: t0002")
+
+
+def test_a_bound_that_no_speculation_keeps_is_named_with_the_nearest_trial() -> None:
+    objective = Objective(subject_to=(Bound("ttft_p99_ms", "<=", 60.0),))
+    plain = trial(0, PLAIN_POINT, repeats((90.0, 91.0), ttft_p99_ms=50.0), kind=TrialKind.BASELINE)
+    rows = [trial(n, CHAIN, repeats((131.0, 130.0), accept=2.6, ttft_p99_ms=ms)) for n, ms in ((1, 72.8), (2, 90.0))]
+    assert judged(plain, *rows, objective=objective).headline == (
+        "No speculative configuration keeps ttft_p99_ms <= 60; the nearest, t0001, has 72.8 ms. "
+        "Of those that do, the best plain decoding is t0000 plain graphs."
+    )
+
+
+def test_failed_speculation_is_counted_by_reason() -> None:
+    rows = [trial(n, {**CHAIN, "num_steps": n}, status=TrialStatus.FAILED, reason="hang") for n in (1, 2)]
+    rows.append(trial(3, CHAIN, status=TrialStatus.INFEASIBLE, reason="oom_alloc"))
+    assert judged(baseline(), *rows).headline.startswith(
+        "All 3 speculative configurations failed (2 failed hang, 1 infeasible oom_alloc): whether"
+    )
+
+
+@pytest.mark.parametrize(
+    ("searched", "rows", "words"),
+    [
+        (False, [], "The search space has no speculation"),
+        (True, [], "No speculative configuration has been measured yet"),
+        (True, [trial(1, CHAIN, status=TrialStatus.ABORTED, reason="budget")], "has been measured yet"),
+    ],
+)
+def test_no_speculation_in_the_space_is_told_from_none_measured_yet(
+    searched: bool, rows: list[TrialResult], words: str
+) -> None:
+    facts = StudyFacts(name="kimi", speculation_searched=searched)
+    assert words in verdict([baseline(), *rows], Objective(), facts).headline
+
+
+def test_the_winner_of_a_load_point_keeps_the_bounds_wherever_they_hold() -> None:
+    """t0001 breaks the bound at the objective's load point, so it wins nowhere; t0002 breaks it at the other."""
+    objective = Objective(at=("chat@1",), subject_to=(Bound("ttft_p99_ms", "<=", 60.0),))
+
+    def row(number: int, point: Point, speeds: tuple[float, float], first_ms: tuple[float, float]) -> TrialResult:
+        both = [
+            repeats((speed, speed + 0.1), concurrency=concurrency, ttft_p99_ms=ms)
+            for speed, ms, concurrency in zip(speeds, first_ms, (1, 8), strict=True)
+        ]
+        return trial(number, point, both[0] + both[1])
+
+    said = judged(
+        row(0, PLAIN_POINT, (90.0, 500.0), (50.0, 50.0)),
+        row(1, CHAIN, (200.0, 900.0), (70.0, 50.0)),
+        row(2, TREE_POINT, (131.0, 800.0), (50.0, 70.0)),
+        objective=objective,
+    )
+    assert [(w.load_point, w.contender.trial, w.best_breaks_bound) for w in said.winners] == [
+        ("chat@1", 2, False),
+        ("chat@8", 0, True),
+    ]
+
+
+@pytest.mark.parametrize(("accept", "said"), [(1.0, "none"), (1.02, "hardly any")])
+def test_a_drafter_that_is_hardly_accepted_is_to_be_looked_at_first(accept: float, said: str) -> None:
+    row = trial(1, CHAIN, repeats((40.0, 40.1), accept=accept, verify_steps=60.0))
+    found = judged(baseline(), row).limits
+    assert found is not None
+    assert found.next_steps[0] == (
+        f"t0001 accepted {said} of its drafts in 120 steps: is the drafter connected? (EAGLE for an EAGLE-3 drafter?)"
+    )
+    assert not any("more training" in hint for hint in found.next_steps)
+
+
+@pytest.mark.parametrize(("tokens", "offered"), [(4, False), (6, True)])
+def test_a_chain_is_offered_only_where_it_verifies_fewer_tokens(tokens: int, offered: bool) -> None:
+    row = trial(1, {**TREE_POINT, "eagle_topk": 2, "num_steps": 4, "num_draft_tokens": tokens}, FAST.measurements)
+    found = judged(baseline(), row).limits
+    assert found is not None
+    hints = [hint for hint in found.next_steps if "try a chain" in hint]
+    assert hints == (["try a chain (eagle_topk 1): it verifies 5 tokens at 4 steps instead of 6"] if offered else [])
+
+
+def test_what_a_later_attempt_took_up_is_not_promised_to_the_next_run() -> None:
+    rows = [
+        baseline(),
+        trial(1, CHAIN, status=TrialStatus.ABORTED, reason="budget"),
+        trial(2, CHAIN, status=TrialStatus.ABORTED, reason="budget"),
+        replace(FAST, attempt=2),
+        trial(3, CHAIN, status=TrialStatus.FAILED, reason="interrupted"),
+        trial(3, CHAIN, status=TrialStatus.INFEASIBLE, reason="oom_alloc", attempt=2),
+    ]
+    advice = {(f.reason, f.trials): f.advice for f in judged(*rows).outcomes.failures}
+    assert advice["budget", (1,)] == "nothing: the next run takes it up again"
+    assert advice["budget", (2,)] == advice["interrupted", (3,)] == "nothing: a later attempt took it up"
+
+
+@pytest.mark.parametrize(("gpus", "unit", "total"), [(8, "gpu_seconds", 960.0), (0, "seconds", 120.0)])
+def test_the_unit_of_the_time_is_the_key_of_its_numbers(gpus: int, unit: str, total: float) -> None:
+    rows = [replace(row, gpu_count=gpus) for row in (baseline(), FAST)]
+    outcomes = judged(*rows).to_json()["outcomes"]
+    assert isinstance(outcomes, dict)
+    assert list(outcomes["time_spent"]) == [unit]
+    spent = outcomes["time_spent"][unit]
+    assert spent["total"] == pytest.approx(total)
+    assert math.fsum(spent["by_phase"].values()) == pytest.approx(total)
+
+
+def test_a_note_of_several_lines_is_one_warning() -> None:
+    facts = StudyFacts(name="kimi", notes=("these differ in", "  space.a: 1 → 2", "  space.b: 3 → 4", "another"))
+    said = verdict([baseline(), FAST], Objective(), facts).warnings
+    assert said == ("these differ in space.a: 1 → 2; space.b: 3 → 4", "another")
+
+
+def test_the_counts_of_failures_are_said_once() -> None:
+    with pytest.raises(NoRankableTrial) as ended:
+        judged(trial(0, PLAIN_POINT, status=TrialStatus.INFEASIBLE, reason="oom_alloc", kind=TrialKind.BASELINE))
+    assert str(ended.value) == "no trial can be ranked: 1 infeasible oom_alloc: lower mem_fraction_static"
 
 
 def test_the_intervals_say_what_is_not_in_them() -> None:
@@ -92,7 +246,8 @@ def test_without_a_speculative_row_the_best_is_plain_decoding() -> None:
     assert said.finding == Finding.NO_SPECULATION
     assert said.recommended.trial == 0
     assert said.headline == (
-        "No speculative configuration could be ranked; the best is plain decoding: t0000 plain graphs."
+        "The one speculative configuration failed (1 infeasible oom_alloc): whether speculation pays is not known; "
+        "the best plain decoding is t0000 plain graphs."
     )
 
 
