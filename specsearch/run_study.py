@@ -54,9 +54,15 @@ def run_study(prepared: Prepared, arguments: argparse.Namespace) -> int:
     """Run or resume the study; returns the exit code after printing the verdict."""
     clock = SystemClock()
     folder = ResultsFolder(_results_path(arguments.results or Path("results") / prepared.config.name), clock)
-    _require_fit_host(prepared, arguments, folder)
+    is_new = not folder.path.exists()
+    if is_new:
+        _require_fit_host(prepared, arguments, folder)  # before anything is made
     with ExitStack() as stack:
         stack.enter_context(folder.lock())
+        if not is_new:
+            _require_fit_host(
+                prepared, arguments, folder
+            )  # a live run on this folder is the better reason for busy GPUs
         stack.enter_context(_log_file(folder.path / "study.log"))
         driver = _driver(prepared, folder, clock, extend=arguments.extend)
         _say_plan(prepared, driver, folder)
@@ -74,6 +80,10 @@ def run_study(prepared: Prepared, arguments: argparse.Namespace) -> int:
         interrupts = stack.enter_context(_Interrupts(driver))
         try:
             done = _execute(prepared, driver, folder, arguments, clock, interrupts)
+        except HostNotFit:
+            with suppress(NoRankableTrial):
+                _show(prepared, folder, arguments, Done("no node is left"))
+            raise
         finally:
             display.close()
             _say(f"rows are in {folder.path}")

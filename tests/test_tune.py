@@ -147,6 +147,18 @@ def test_one_interrupt_saves_everything_and_takes_the_server_down(
     assert [row["status"] for row in rows(results)] == ["ok", "aborted"]
 
 
+def test_a_node_that_keeps_its_memory_ends_the_study_with_what_was_measured(tmp_path: Path) -> None:
+    """RC-01: exit 3 once no node is left; the rows stay and their verdict is said."""
+    kept = "faults: [{kind: memory_kept, release_after_s: never, when: {speculative_algorithm: [EAGLE3]}}]"
+    path = space(tmp_path, simulated=kept)
+    path.write_text(path.read_text() + 'seed_points: ["2,2,1,3"]\n')
+    done = run("tune", path, "--results", tmp_path / "r", *IN_PROCESS)
+    assert done.code == 3
+    assert [row["status"] for row in rows(tmp_path / "r")] == ["ok", "ok"]
+    assert "no node is left" in done.err
+    assert "start baseline" in done.out
+
+
 @pytest.mark.parametrize("executor", ["ray", "in-process"])
 def test_a_node_too_small_is_said_at_once(tmp_path: Path, executor: str) -> None:
     """SR-09: asked and available are named, before Ray or a server is started."""
