@@ -166,6 +166,9 @@ def _break_even(verdict: Verdict) -> Iterator[str]:
         for cost in verdict.step_costs
     ]
     yield from _table(("load point", "accept length", "break-even", "distance", "speed-up", ""), rows, left=(0, 4, 5))
+    if len(verdict.step_costs) > 1:
+        worst = min(verdict.step_costs, key=lambda cost: cost.speed_up.value)
+        yield f"  worst case: {worst.speed_up.value:.2f}× at {worst.load_point}"
 
 
 def _limits(limits: Limits, best: Contender | None) -> Iterator[str]:

@@ -86,6 +86,16 @@ def test_a_load_point_that_another_trial_wins_is_shown() -> None:
     assert [line.split()[:2] for line in winners] == [["chat@1", "t0001"], ["chat@32", "t0000"]]
 
 
+def test_the_worst_case_over_several_load_points_is_named() -> None:
+    """ME-05: 1500 of 1800 at 32 requests in flight, whatever happens at one."""
+    plain = trial(0, PLAIN_POINT, repeats((21.0, 21.1)) + repeats((1800.0, 1801.0), concurrency=32))
+    row = trial(
+        1, TREE_POINT, repeats((30.0, 30.1), accept=2.6) + repeats((1500.0, 1501.0), accept=2.6, concurrency=32)
+    )
+    assert "worst case: 0.83× at chat@32" in page(plain, row)
+    assert "worst case" not in page(baseline(), origin_tree())
+
+
 def test_a_load_point_table_says_whose_ratio_each_column_is() -> None:
     plain = trial(0, PLAIN_POINT, repeats((21.0, 21.1)) + repeats((1800.0, 1801.0), concurrency=32))
     row = trial(
