@@ -59,10 +59,8 @@ def run_study(prepared: Prepared, arguments: argparse.Namespace) -> int:
         _require_fit_host(prepared, arguments, folder)  # before anything is made
     with ExitStack() as stack:
         stack.enter_context(folder.lock())
-        if not is_new:
-            _require_fit_host(
-                prepared, arguments, folder
-            )  # a live run on this folder is the better reason for busy GPUs
+        if not is_new:  # only now: that the folder is in use says more than that its GPUs are
+            _require_fit_host(prepared, arguments, folder)
         stack.enter_context(_log_file(folder.path / "study.log"))
         driver = _driver(prepared, folder, clock, extend=arguments.extend)
         _say_plan(prepared, driver, folder)
@@ -81,8 +79,10 @@ def run_study(prepared: Prepared, arguments: argparse.Namespace) -> int:
         try:
             done = _execute(prepared, driver, folder, arguments, clock, interrupts)
         except HostNotFit:
-            with suppress(NoRankableTrial):
-                _show(prepared, folder, arguments, Done("no node is left"))
+            display.close()
+            if driver.results:
+                with suppress(NoRankableTrial):
+                    _show(prepared, folder, arguments, Done("no node is left"))
             raise
         finally:
             display.close()
