@@ -24,7 +24,7 @@ test:
 
 # Drives the real SGLang on the CPU; SPECSEARCH_SGLANG_PYTHON names the interpreter that has it.
 test-real:
-	$(PYTHON) -m pytest tests/real_sglang
+	$(PYTHON) -m pytest tests/real
 
 # Writes the tables that docs/ takes from the code.
 docs:

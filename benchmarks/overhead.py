@@ -27,12 +27,13 @@ from specsearch.config import EngineConfig, StudyConfig
 from specsearch.executors.driver import Event, StudyDriver, TrialEnded
 from specsearch.executors.in_process import run_in_process
 from specsearch.metrics import METRICS
+from specsearch.objective import Objective
 from specsearch.run_study import FolderStore
 from specsearch.runners.workplace import Workplace
 from specsearch.samplers import OptunaProposer, make_tpe
 from specsearch.search_space import ChoiceParameter, IntParameter, SearchSpace
 from specsearch.storage import ResultsFolder, Stamp
-from specsearch.study import Budget, Objective, Study
+from specsearch.study import Budget, Study
 from specsearch.trial import Measurement, Progress, StopFlag, TrialRequest, TrialResult, TrialStatus
 
 ROOT = Path(__file__).parents[1]

@@ -3,7 +3,6 @@
 This module and the folder _search_space_file, which holds the grammar, are the only place that knows YAML and pydantic.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -12,8 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from specsearch.errors import ConfigError
+from specsearch.model_files import model_digest
+from specsearch.objective import Objective
 from specsearch.search_space import IntParameter, Parameter, Point, SearchSpace, Value
-from specsearch.study import Budget, Objective
+from specsearch.study import Budget
 from specsearch.workload import LoadPoint
 
 
@@ -165,7 +166,7 @@ def to_fingerprint_fields(config: StudyConfig) -> dict[str, str]:
     fields |= {f"load_points.{point.name}": _load_point_text(point) for point in config.load_points}
     shares = ("failed_request_share", "cached_token_share", "degenerate_share")
     fields |= {f"limits.{name}": f"{getattr(config.limits, name):g}" for name in shares}
-    fields |= {f"engine.files.{path}": digest for path in _model_paths(config) if (digest := _model_digest(Path(path)))}
+    fields |= {f"engine.files.{path}": digest for path in _model_paths(config) if (digest := model_digest(Path(path)))}
     return dict(sorted(fields.items()))
 
 
@@ -196,19 +197,3 @@ def _load_point_text(point: LoadPoint) -> str:
 def _model_paths(config: StudyConfig) -> list[str]:
     drafter = config.space.by_name.get("draft_model")
     return [config.engine.model, *(str(value) for value in (drafter.all_values() if drafter else ()))]
-
-
-def _model_digest(folder: Path) -> str | None:
-    """Twelve hex digits over config.json and the names and sizes of the weights; None when it is no local model."""
-    try:
-        if not folder.is_absolute() or not folder.is_dir():
-            return None
-        digest = hashlib.sha256()
-        for file in sorted(folder.iterdir()):
-            if file.name == "config.json" or file.name.endswith(".index.json"):
-                digest.update(file.name.encode() + b"\0" + file.read_bytes())
-            elif file.suffix in (".safetensors", ".bin", ".pt", ".gguf"):
-                digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-    except OSError:
-        return None
-    return digest.hexdigest()[:12]

@@ -16,7 +16,7 @@
 Anything else that escapes is a bug: exit 70.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 
@@ -68,7 +68,8 @@ class TrialError(SpecSearchError):
 
     `detail` is the decisive line of the engine's log, `advice` what to do about it. `lesson` is a constraint that
     every point must obey after this failure, `within` the knobs (or beginnings of names, `env.NCCL_*`) that it is
-    bound to: it holds wherever one of them has another value.
+    bound to: it holds wherever one of them has another value. `facts` are the few numbers and names that help
+    (`rank`, `asked`, `available`), as text.
     """
 
     status: ClassVar[str]
@@ -82,6 +83,7 @@ class TrialError(SpecSearchError):
         advice: str | None = None,
         lesson: str = "",
         within: Sequence[str] = (),
+        facts: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -89,6 +91,7 @@ class TrialError(SpecSearchError):
         self.advice = advice
         self.lesson = lesson
         self.within = tuple(within)
+        self.facts = dict(facts or {})
 
 
 class InfeasibleTrial(TrialError):

@@ -56,6 +56,7 @@ _FACTS = (
     Metric("gpu_release_s", "s", -1, 2, "end of teardown to all GPU memory back"),
     Metric("server_accept_length", "", 1, 2, "lifetime accept length the server reports; a cross-check only"),
     Metric("graph_capture_s", "s", 0, 1, "time the server spent capturing graphs"),
+    Metric("memory_free_at_start_gb", "GB", 0, 1, "memory free on the fullest GPU before the server loaded anything"),
 )
 TRIAL_FACTS: Mapping[str, Metric] = {metric.name: metric for metric in _FACTS}
 

@@ -42,8 +42,8 @@ def show_report(
     from specsearch.analysis.text import no_verdict_lines, verdict_lines
     from specsearch.analysis.verdict import StudyFacts, no_verdict, verdict
     from specsearch.errors import NoRankableTrial
+    from specsearch.objective import Objective
     from specsearch.storage import check_fingerprint
-    from specsearch.study import Objective
 
     stored = folder.read()
     fields = stored.fingerprints[stored.fingerprint] if stored.fingerprint else {}

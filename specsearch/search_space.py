@@ -97,8 +97,7 @@ _ALLOWED_NODES = (
     ast.Pow, ast.In, ast.NotIn, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List, ast.Attribute,
 )  # fmt: skip
 _ALLOWED = "comparisons, and, or, not, in, arithmetic"
-_LONGEST_EXPRESSION = 500
-_LARGEST_POWER = 4
+_LONGEST_EXPRESSION, _LARGEST_POWER = 500, 4
 
 
 @dataclass(frozen=True)
@@ -237,8 +236,16 @@ class Rules(Protocol):
     def problems(self, point: Point) -> Sequence[str]:
         """Why the engine could not run this canonical point; empty when it can."""
 
+    def settled_by(self, effective: Mapping[str, str]) -> "Rules":
+        """The same rules knowing what the baseline resolved to, which later trials are pinned to."""
+        return self
 
-class NoRules:
+    def pins(self, point: Point) -> dict[str, Value]:
+        """What a trial at this point is given beyond it so that it differs from the baseline in nothing else."""
+        return {}
+
+
+class NoRules(Rules):
     """An engine that accepts everything."""
 
     def derived(self, name: str, partial: Point) -> Value | None:

@@ -5,17 +5,16 @@
 Nothing here remembers: the same rows and the same pending trials give the same action.
 """
 
-import json
 import math
-import operator
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
-from specsearch.metrics import METRICS, duration
+from specsearch.metrics import duration
+from specsearch.objective import Objective, per_load_point
 from specsearch.search_space import Constraint, Point, SearchSpace, is_plain, plain_of, point_key
-from specsearch.trial import Measurement, Phase, TrialKind, TrialRequest, TrialResult, TrialStatus
+from specsearch.trial import Phase, TrialKind, TrialRequest, TrialResult, TrialStatus
 
 MOST_ATTEMPTS = 3  # a host's failure is retried twice at most
 MOST_DUPLICATES_IN_A_ROW = 10
@@ -24,106 +23,6 @@ MOST_DUPLICATES_IN_A_ROW = 10
 HOST_REASONS = frozenset({"gpu_not_free", "gpu_lost", "port_taken", "wrong_server", "host_not_fit", "launch_failed"})
 # Few in one run, which ends with its nodes. Every run tries a baseline anew that only these kept from being measured.
 BOUNDED_BY_THE_RUN = HOST_REASONS | {"interrupted"}
-
-_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
-_NUMBER = r"[-+]?([0-9]{1,18}\.?[0-9]{0,24}|\.[0-9]{1,24})([eE][-+]?[0-9]{1,2})?"  # never infinite
-_BOUND = re.compile(rf"\s*(?P<metric>\w+)\s*(?P<comparison><=|>=)\s*(?P<limit>{_NUMBER})\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A limit on a metric at every load point of the objective, such as `ttft_p99_ms <= 500`."""
-
-    metric: str
-    comparison: str
-    limit: float
-
-    @classmethod
-    def parse(cls, text: str) -> "Bound":
-        """Read `METRIC <= NUMBER` or `METRIC >= NUMBER`; raises ValueError with a sentence."""
-        match = _BOUND.fullmatch(text)
-        if not match:
-            raise ValueError(f"{text!r} is not of the form METRIC <= NUMBER or METRIC >= NUMBER")
-        if match["metric"] not in METRICS:
-            raise ValueError(f"{match['metric']} is no metric; known are {', '.join(METRICS)}")
-        return cls(match["metric"], match["comparison"], float(match["limit"]))
-
-    def __str__(self) -> str:
-        return f"{self.metric} {self.comparison} {self.limit:g}"
-
-    def violation(self, value: float | None) -> float:
-        """How far beyond the limit, relative to it; 0 or less when kept, infinite when unknown."""
-        if value is None:
-            return math.inf
-        over = value - self.limit if self.comparison == "<=" else self.limit - value
-        return over / max(abs(self.limit), 1e-12)
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """What makes a configuration better; always maximised, a metric where less is better is inverted."""
-
-    metric: str = "output_tokens_per_s"
-    at: tuple[str, ...] = ()  # names of load points; empty: all
-    aggregate: str = "geomean"  # geomean, mean or min, over load points
-    subject_to: tuple[Bound, ...] = ()
-
-    @classmethod
-    def from_spec(cls, text: str) -> "Objective":
-        """Read what `spec` wrote; raises ValueError where the text is something else."""
-        match json.loads(text):
-            case {"metric": str(metric), "at": list(at), "aggregate": str(aggregate), "subject_to": list(bounds)}:
-                return cls(metric, tuple(map(str, at)), aggregate, tuple(map(Bound.parse, bounds)))
-        raise ValueError(f"{text!r} is no objective")
-
-    def spec(self) -> str:
-        """The objective as one line of JSON, so that rows can be ranked without the search-space file."""
-        bounds = [f"{bound.metric} {bound.comparison} {bound.limit!r}" for bound in self.subject_to]
-        parts = {"metric": self.metric, "at": list(self.at), "aggregate": self.aggregate, "subject_to": bounds}
-        return json.dumps(parts)
-
-    def values(self, measurements: Iterable[Measurement]) -> dict[str, float] | None:
-        """The metric per load point, its repeats averaged; None where a repeat lacks it."""
-        return per_load_point(self._chosen(measurements), self.metric)
-
-    def score(self, measurements: Sequence[Measurement]) -> float | None:
-        """One number to rank by, more is better; None when it cannot be had."""
-        values = self.values(measurements)
-        if not values or any(not math.isfinite(value) or value <= 0 for value in values.values()):
-            return None
-        oriented = [value if METRICS[self.metric].better >= 0 else 1 / value for value in values.values()]
-        return _AGGREGATES[self.aggregate](oriented)
-
-    def violations(self, measurements: Sequence[Measurement]) -> list[float]:
-        """For each bound the worst violation over the load points; 0 or less where it is kept."""
-        chosen = self._chosen(measurements)
-        worst = []
-        for bound in self.subject_to:
-            values = per_load_point(chosen, bound.metric)
-            worst.append(max(map(bound.violation, values.values())) if values else math.inf)
-        return worst
-
-    def _chosen(self, measurements: Iterable[Measurement]) -> list[Measurement]:
-        return [m for m in measurements if not self.at or m.load_point in self.at]
-
-
-def per_load_point(measurements: Iterable[Measurement], metric: str) -> dict[str, float] | None:
-    """Mean over repeats of a metric at each load point; None when any repeat lacks it."""
-    values: dict[str, list[float]] = {}
-    for measurement in measurements:
-        value = measurement.values.get(metric)
-        if value is None:
-            return None
-        values.setdefault(measurement.load_point, []).append(value)
-    return {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
-
-
-_AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "geomean": lambda values: math.exp(math.fsum(map(math.log, values)) / len(values)),
-    "mean": lambda values: math.fsum(values) / len(values),
-    "min": min,
-}
-AGGREGATES = tuple(_AGGREGATES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +95,17 @@ class Study:
         return self._taught(rows)._decide(rows, pending, elapsed_s)
 
     def _taught(self, rows: Sequence[TrialResult]) -> "Study":
-        """The same study in a space without the regions that failures have shown to be closed."""
-        learnt = lessons(rows)
-        constraints = (*self.space.constraints, *learnt)
-        return replace(self, space=replace(self.space, constraints=constraints)) if learnt else self
+        """The same study pinned to what its baseline resolved to, without the regions that trials have closed."""
+        baseline = next((row for row in rows if _is_measured_baseline(row)), None)
+        sources = tuple(constraint.source for constraint in lessons(rows))
+        known = (sources, baseline.effective_key if baseline else None)
+        if known not in self._spaces:  # a space that was listed once is worth keeping
+            self._spaces[known] = taught_space(self.space, rows)
+        return replace(self, space=self._spaces[known])
+
+    @cached_property
+    def _spaces(self) -> dict[tuple[tuple[str, ...], str | None], SearchSpace]:
+        return {}
 
     def _decide(self, rows: Sequence[TrialResult], pending: Sequence[TrialRequest], elapsed_s: float) -> Action:
         latest = latest_attempts(rows)
@@ -221,13 +127,13 @@ class Study:
         if row.status == TrialStatus.OK:
             return None
         if may_retry(row) or (row.status == TrialStatus.FAILED and row.reason in BOUNDED_BY_THE_RUN):
-            return _again(row, latest)
+            return self._again(row, latest)
         return _wait_or(pending, Done(f"the start baseline cannot be measured: {row.reason}: {row.message}"))
 
     def _retry(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
         running = {request.number for request in pending}
         row = next((row for row in latest if may_retry(row) and row.number not in running), None)
-        return _again(row, latest) if row else None
+        return self._again(row, latest) if row else None
 
     def _seed(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
         known = known_keys(latest, pending)
@@ -285,6 +191,10 @@ class Study:
             return None
         return self._launch(latest, pending, TrialKind.MATCHED_PLAIN, point)
 
+    def _again(self, row: TrialResult, rows: Sequence[TrialResult]) -> Launch:
+        request = self._request(rows, (), row.kind, row.point)
+        return Launch(replace(request, number=row.number, attempt=row.attempt + 1))
+
     def _launch(
         self, rows: Sequence[TrialResult], pending: Sequence[TrialRequest], kind: TrialKind, point: Point
     ) -> Launch:
@@ -294,7 +204,14 @@ class Study:
         self, rows: Sequence[TrialResult], pending: Sequence[TrialRequest], kind: TrialKind, point: Point
     ) -> TrialRequest:
         number = 1 + max([-1, *(row.number for row in rows), *(request.number for request in pending)])
-        return TrialRequest(number=number, attempt=1, kind=kind, point=point, known_effective=known_effective(rows))
+        return TrialRequest(
+            number=number,
+            attempt=1,
+            kind=kind,
+            point=point,
+            known_effective=known_effective(rows),
+            pins={} if kind == TrialKind.BASELINE else self.space.rules.pins(point),
+        )
 
 
 _SEARCH_KINDS = (TrialKind.SEED, TrialKind.SEARCH)
@@ -320,9 +237,26 @@ def may_retry(row: TrialResult) -> bool:
 
 
 def lessons(rows: Iterable[TrialResult]) -> tuple[Constraint, ...]:
-    """What the failures of infeasible trials forbid to every further point."""
-    sources = [row.lesson for row in rows if row.lesson and row.status == TrialStatus.INFEASIBLE]
+    """What trials forbid to every further point: what cannot run, and what was seen to change nothing."""
+    teaching = (TrialStatus.INFEASIBLE, TrialStatus.OK)
+    sources = [row.lesson for row in rows if row.lesson and row.status in teaching]
     return tuple(map(Constraint, dict.fromkeys(sources)))
+
+
+def taught_space(space: SearchSpace, rows: Sequence[TrialResult]) -> SearchSpace:
+    """The space as the rows leave it: rules that know the baseline, constraints that trials have taught."""
+    constraints = (*space.constraints, *lessons(rows))
+    baseline = next((row for row in rows if _is_measured_baseline(row)), None)
+    if baseline is None:
+        return replace(space, constraints=constraints)
+    environment = {f"env.{name}": value for name, value in (baseline.effective_env or {}).items()}
+    facts = {name: str(value) for name, value in baseline.facts.items() if value is not None}
+    settled = {**facts, **baseline.effective, **environment}
+    return replace(space, constraints=constraints, rules=space.rules.settled_by(settled))
+
+
+def _is_measured_baseline(row: TrialResult) -> bool:
+    return row.kind == TrialKind.BASELINE and row.status == TrialStatus.OK
 
 
 def settle(result: TrialResult, rows: Iterable[TrialResult]) -> TrialResult:
@@ -382,18 +316,6 @@ def ranked(rows: Iterable[TrialResult], objective: Objective) -> list[TrialResul
         latency = per_load_point(row.measurements, "e2e_p50_ms") or {}
         scored.append((-score, math.fsum(latency.values()), row.number, row))
     return [row for *_, row in sorted(scored, key=lambda entry: entry[:3])]
-
-
-def _again(row: TrialResult, rows: Sequence[TrialResult]) -> Launch:
-    return Launch(
-        TrialRequest(
-            number=row.number,
-            attempt=row.attempt + 1,
-            kind=row.kind,
-            point=row.point,
-            known_effective=known_effective(rows),
-        )
-    )
 
 
 def _wait_or(pending: Sequence[TrialRequest], done: Done) -> Action:

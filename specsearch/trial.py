@@ -59,6 +59,7 @@ class TrialRequest:
     kind: TrialKind
     point: Point  # canonical
     known_effective: Mapping[str, int] = field(default_factory=dict)  # effective key → trial number
+    pins: Point = field(default_factory=dict)  # what the baseline resolved to, given to every later trial
 
     @property
     def name(self) -> str:
@@ -68,6 +69,17 @@ class TrialRequest:
     def log_name(self) -> str:
         """The file name of the server's log."""
         return f"t{self.number:04d}-{self.attempt}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """One graph that the server captured at its start, as far as it told; sizes are batch sizes."""
+
+    name: str  # such as `target verify` or `draft decode`
+    seconds: float | None = None
+    memory_gb: float | None = None
+    available_gb: float | None = None  # free before
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +115,8 @@ class TrialResult:
     message: str | None = None
     detail: str | None = None
     advice: str | None = None
-    lesson: str | None = None  # a constraint that no further point may violate, learnt from this failure
+    lesson: str | None = None  # a constraint that no further point may violate, learnt from this trial
+    failure_facts: Mapping[str, str] = field(default_factory=dict)  # rank, memory asked for, shapes
     phase: Phase | None = None  # where it ended; None when it never started
     command: str | None = None  # the shell line that was run
     serve_command: str | None = None  # the same configuration as one would serve it
@@ -121,6 +134,11 @@ class TrialResult:
     effective_key: str | None = None
     overridden: Sequence[str] = ()  # "num_draft_tokens: asked 16, runs 4"
     effective_env: Mapping[str, str] | None = None  # None: could not be read
+    pins: Point = field(default_factory=dict)  # given because the baseline had resolved to it
+    model_facts: Mapping[str, str] = field(default_factory=dict)  # revision and digest of target and drafter
+    captures: Sequence[Capture] = ()
+    queue_limited: bool | None = None  # whether requests waited for admission while measuring; None: not known
+    draft_context_overridden: bool = False  # whether the drafter runs beyond the context it was made for
     facts: Mapping[str, float | None] = field(default_factory=dict)  # metrics of the trial, not of a load point
     measurements: Sequence[Measurement] = ()
     warnings: Sequence[str] = ()

@@ -19,8 +19,9 @@ from specsearch.config import (
 )
 from specsearch.engines.simulated.faults import fault_problems
 from specsearch.errors import ConfigError
+from specsearch.objective import AGGREGATES, Bound, Objective
 from specsearch.search_space import ChoiceParameter, IntParameter, NoRules
-from specsearch.study import AGGREGATES, Bound, Budget, Objective
+from specsearch.study import Budget
 from specsearch.trial import short_name
 from specsearch.workload import RANDOM
 from tests.search_space_samples import GOOD, SEED, edited, load, problems

@@ -8,8 +8,8 @@ import pytest
 
 from specsearch import report
 from specsearch.cli import run_command
+from specsearch.objective import Bound, Objective
 from specsearch.storage import ResultsFolder
-from specsearch.study import Bound, Objective
 from specsearch.trial import TrialKind, TrialRequest, TrialStatus
 from tests.storage.made_rows import FIELDS, PLAIN_POINT, baseline, origin_tree, stamp, trial
 

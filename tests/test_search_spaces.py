@@ -86,7 +86,7 @@ def test_the_kimi_space_searches_every_dimension_that_has_to_be_expressible() ->
 def test_the_tiny_space_points_at_the_models_and_stand_ins_of_the_tests() -> None:
     """RS-07: its paths start at the file."""
     config = shipped("tiny-eagle3-cpu")
-    real = ROOT / "tests" / "real_sglang"
+    real = ROOT / "tests" / "real"
     assert Path(config.engine.model) == real / "models" / "target"
     assert Path(config.engine.env["PYTHONPATH"]) == real / "shim"
     assert config.space.by_name["draft_model"].all_values() == (str(real / "models" / "eagle3"),)

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from specsearch.objective import Bound, Objective
 from specsearch.search_space import ChoiceParameter, IntParameter, Point, SearchSpace
 from specsearch.study import (
-    Bound,
     Budget,
     Done,
     Launch,
-    Objective,
     Reject,
     Study,
     Wait,

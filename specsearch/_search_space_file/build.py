@@ -14,8 +14,9 @@ from specsearch._search_space_file.speculation_rules import check_speculation
 from specsearch._search_space_file.values import absolute, absolute_program, read_value
 from specsearch.config import ClusterConfig, EngineConfig, Limits, SamplerConfig, SimulatedHardware, StudyConfig
 from specsearch.metrics import METRICS
+from specsearch.objective import Bound, Objective
 from specsearch.search_space import UNSET, SearchSpace, Value, is_speculative_knob
-from specsearch.study import Bound, Budget, Objective
+from specsearch.study import Budget
 from specsearch.workload import RANDOM, TEXT, LoadPoint, Workload
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")

@@ -13,7 +13,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from specsearch._search_space_file.document import Document, Place, did_you_mean, shown
 from specsearch.config import ClusterConfig, EngineConfig, Limits, SamplerConfig, SimulatedHardware, parse_duration
-from specsearch.study import Budget, Objective
+from specsearch.objective import Objective
+from specsearch.study import Budget
 
 _ENGINE = EngineConfig(type="", model="")
 _SIMULATED = SimulatedHardware()

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from specsearch.analysis.speedup import SPEED, MatchedPlain, StepCost, most_tokens_per_step
 from specsearch.analysis.stability import relative_range, values_at
 from specsearch.metrics import METRICS
+from specsearch.objective import Objective, per_load_point
 from specsearch.search_space import is_plain, point_key
-from specsearch.study import Objective, lessons, per_load_point
+from specsearch.study import lessons
 from specsearch.trial import TrialResult, TrialStatus
 from specsearch.workload import RANDOM
 

@@ -8,8 +8,8 @@ from specsearch.analysis.checks import broken_bounds
 from specsearch.analysis.stability import Ratio, relative_range, values_at
 from specsearch.analysis.standing import Contender, Judge
 from specsearch.metrics import METRICS
+from specsearch.objective import Objective
 from specsearch.search_space import is_plain
-from specsearch.study import Objective
 from specsearch.trial import TrialResult, TrialStatus
 
 _NOT_TRIED = (TrialStatus.ABORTED, TrialStatus.REJECTED, TrialStatus.SKIPPED_DUPLICATE)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from specsearch import speculation
 from specsearch.analysis.stability import Ratio, ratio, values_at
+from specsearch.objective import per_load_point
 from specsearch.search_space import ALGORITHM, UNSET, Point, is_plain, is_speculative_knob, same_value
-from specsearch.study import per_load_point
 from specsearch.trial import TrialKind, TrialResult, TrialStatus
 
 SPEED = "output_tokens_per_s"
@@ -60,8 +60,12 @@ def start_baseline(rows: Iterable[TrialResult]) -> TrialResult | None:
 
 def matched_plain(row: TrialResult, rows: Iterable[TrialResult]) -> MatchedPlain | None:
     """The plain run with the same non-speculative knobs, else the one that differs in fewest; None without any."""
-    plain = [other for other in rows if other.status == TrialStatus.OK and is_plain(other.point)]
-    runs = [MatchedPlain(other, _differing_knobs(row.point, other.point)) for other in plain]
+    rows = [other for other in rows if is_plain(other.point)]
+    twins = [other for other in rows if other.status == TrialStatus.SKIPPED_DUPLICATE]
+    runs = []
+    for other in (other for other in rows if other.status == TrialStatus.OK):
+        asked = [other.point, *(twin.point for twin in twins if twin.effective_key == other.effective_key)]
+        runs.append(MatchedPlain(other, min((_differing_knobs(row.point, point) for point in asked), key=len)))
     return min(runs, key=lambda run: (len(run.differs_in), run.row.number), default=None)
 
 

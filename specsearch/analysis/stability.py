@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specsearch.metrics import METRICS
-from specsearch.study import Objective
+from specsearch.objective import Objective
 from specsearch.trial import Measurement, TrialResult
 
 CONFIDENCE = 0.95

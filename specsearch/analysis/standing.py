@@ -13,8 +13,9 @@ from specsearch.analysis.speedup import (
 )
 from specsearch.analysis.stability import Ratio, objective_ratio
 from specsearch.metrics import METRICS
+from specsearch.objective import Objective
 from specsearch.search_space import is_plain
-from specsearch.study import Objective, ranked
+from specsearch.study import ranked
 from specsearch.trial import TrialResult, short_name
 
 

@@ -11,7 +11,8 @@ from specsearch.analysis.speedup import MatchedPlain, StepCost
 from specsearch.analysis.standing import Contender, Judge, Winner
 from specsearch.errors import NoRankableTrial, StorageError
 from specsearch.metrics import METRICS
-from specsearch.study import Objective, latest_attempts, ranked
+from specsearch.objective import Objective
+from specsearch.study import latest_attempts, ranked
 from specsearch.trial import TrialResult, TrialStatus, short_name
 
 INTERVALS = (

@@ -1,6 +1,6 @@
 """What every engine is to the rest of specsearch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +8,7 @@ from typing import Protocol
 from specsearch.errors import TrialError
 from specsearch.launch import LaunchPlan
 from specsearch.search_space import Point, Rules, SearchSpace
-from specsearch.trial import Phase
+from specsearch.trial import Capture, Phase
 from specsearch.workload import LoadPoint
 
 
@@ -30,7 +30,11 @@ class LogFacts:
     decode_lines: int = 0
     decode_lines_in_graph: int = 0  # of those that tell
     decode_lines_that_tell: int = 0
+    decode_lines_with_queue: int = 0
     graph_capture_s: float | None = None
+    captures: tuple[Capture, ...] = ()
+    memory_free_gb: float | None = None  # on the fullest GPU, before anything was loaded
+    settings: Mapping[str, str] = field(default_factory=dict)  # what really runs, where only the log tells it
     warnings: tuple[str, ...] = ()
 
 
@@ -44,6 +48,12 @@ class Identity:
     overridden: tuple[str, ...]  # "num_draft_tokens: asked 16, runs 4"
     accept_length: float | None  # lifetime, a cross-check only
     environment: Mapping[str, str] | None = None  # as the server process has it; None when it cannot be read
+    most_requests: int | None = None  # how many it runs at once; None where it does not say
+    lesson: str | None = None  # a constraint: the other values of a knob would run this same configuration
+
+
+NO_LOG = LogFacts()
+NO_PINS: Point = {}
 
 
 class Engine(Protocol):
@@ -63,9 +73,35 @@ class Engine(Protocol):
         """Everything that can be known before a launch; a missing model file is only a warning in a dry run."""
 
     def plan(
-        self, point: Point, *, port: int, log_path: Path, tmpdir: Path, gpu_indices: Sequence[int] | None, trial: str
+        self,
+        point: Point,
+        *,
+        port: int,
+        log_path: Path,
+        tmpdir: Path,
+        gpu_indices: Sequence[int] | None,
+        trial: str,
+        pins: Point = NO_PINS,
     ) -> LaunchPlan:
-        """The launch of one canonical point; `trial` is the token by which the server is told from a stranger's."""
+        """The launch of one canonical point; `trial` is the token by which the server is told from a stranger's.
+
+        `pins` are given as well, below what the file pins and the point says.
+        """
+
+    def model_facts(self, point: Point) -> dict[str, str]:
+        """Revision and digest of target and drafter, as far as their files can be read on this host."""
+
+    def draft_context(self, point: Point) -> int | None:
+        """Tokens that the drafter was made for where the server stretches it beyond; else None."""
+
+    def own_environment(self, processes: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str] | None:
+        """The variables that decide how the server computes, from its processes' (command, environment).
+
+        None when no process that computes can be read. Secrets and what belongs to this launch alone are left out.
+        """
+
+    def settled_warnings(self, space: SearchSpace, settled: Mapping[str, str]) -> tuple[str, ...]:
+        """What of the space cannot run any more now that the baseline has resolved to these settings; sentences."""
 
     def server(self, plan: LaunchPlan) -> "Server":
         """A way to talk to the server that the plan starts."""
@@ -86,8 +122,13 @@ class Server(Protocol):
     def generates(self, timeout_s: float) -> bool:
         """Whether one short real generation comes back non-empty."""
 
-    def identity(self, point: Point) -> Identity | None:
-        """What it says of itself; None when it does not say (foreign body, 404, not JSON)."""
+    def identity(
+        self, point: Point, *, log: LogFacts = NO_LOG, environment: Mapping[str, str] | None = None
+    ) -> Identity | None:
+        """What it says of itself; None when it does not say (foreign body, 404, not JSON).
+
+        What its log and the environment of its processes add is counted in.
+        """
 
     def is_ours(self) -> bool:
         """Whether the server that answers is the one the plan started."""
@@ -97,6 +138,9 @@ class Server(Protocol):
 
     def abort_all(self) -> None:
         """End running requests, so that a stop need not wait for them."""
+
+    def step_times_s(self) -> Mapping[int, Sequence[float]] | None:
+        """Seconds of a decode step by batch size, each a mean over a log interval; None when it does not tell."""
 
     def decode_passes(self) -> tuple[float, float] | None:
         """(passes inside a graph, passes outside) so far; None when it does not count them."""

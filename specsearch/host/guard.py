@@ -68,15 +68,20 @@ def process_table() -> dict[int, Stat]:
     return {stat.pid: stat for stat in stats if stat}
 
 
-def marks(pid: int) -> dict[str, str]:
-    """The SPECSEARCH_ variables a process was started with; empty where they cannot be read."""
+def environment_of(pid: int, prefix: bytes = b"") -> dict[str, str]:
+    """The variables with that beginning that a process was started with; empty where they cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             entries = file.read().split(b"\0")
     except OSError:
         return {}
-    pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry.startswith(b"SPECSEARCH_"))
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry.startswith(prefix) and b"=" in entry)
     return {name: value for name, _, value in pairs}
+
+
+def marks(pid: int) -> dict[str, str]:
+    """The SPECSEARCH_ variables a process was started with; empty where they cannot be read."""
+    return environment_of(pid, b"SPECSEARCH_")
 
 
 def tree(roots: Iterable[Stat], leader: Stat, launch: str) -> list[Stat]:

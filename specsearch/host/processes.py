@@ -89,6 +89,15 @@ class ServerProcess:
         """The live direct children of the server: its ranks and helpers, whose end it may not survive."""
         return [_info(stat, self.trial) for stat in self._members() if stat.parent == self.pid]
 
+    def environments(self) -> list[tuple[str, dict[str, str]]]:
+        """Command and environment of every live process of this launch that lets itself be read."""
+        found = []
+        for member in self._members():
+            environment = guard.environment_of(member.pid)
+            if environment:
+                found.append((_info(member, self.trial).command, environment))
+        return found
+
     def stop(self, term_s: float = TERM_S, kill_s: float = KILL_S, hard: bool = False) -> StopReport:
         """End the server and all it started; returns when they are gone or `kill_s` after they were killed.
 

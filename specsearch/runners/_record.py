@@ -1,6 +1,6 @@
 """What becomes known while a trial runs, and the result made of it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -11,7 +11,7 @@ from specsearch.errors import AbortedTrial, TrialError
 from specsearch.launch import LaunchPlan
 from specsearch.metrics import TRIAL_FACTS
 from specsearch.search_space import Point
-from specsearch.trial import Measurement, Phase, Progress, StopFlag, TrialRequest, TrialResult, TrialStatus
+from specsearch.trial import Capture, Measurement, Phase, Progress, StopFlag, TrialRequest, TrialResult, TrialStatus
 
 
 @dataclass
@@ -29,6 +29,10 @@ class TrialRecord:
     exit_code: int | None = None
     identity: Identity | None = None
     host_facts: Mapping[str, str] = field(default_factory=dict)
+    model_facts: Mapping[str, str] = field(default_factory=dict)
+    captures: Sequence[Capture] = ()
+    queue_limited: bool | None = None
+    draft_context: int | None = None  # the drafter's own, where the server stretches it
     facts: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(TRIAL_FACTS))
     measurements: list[Measurement] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -73,7 +77,8 @@ class TrialRecord:
             message=str(error) if error else None,
             detail=error.detail if error else None,
             advice=error.advice if error else None,
-            lesson=lesson_of(error, self.request.point) if error else None,
+            lesson=lesson_of(error, self.request.point) if error else identity.lesson if identity else None,
+            failure_facts=dict(error.facts) if error else {},
             phase=self.ended_in or self.phase,
             command=self.plan.shell() if self.plan else None,
             serve_command=self.plan.serve() if self.plan else None,
@@ -91,6 +96,11 @@ class TrialRecord:
             effective_key=identity.key if identity else None,
             overridden=identity.overridden if identity else (),
             effective_env=identity.environment if identity else None,
+            pins=dict(self.request.pins),
+            model_facts=dict(self.model_facts),
+            captures=self.captures,
+            queue_limited=self.queue_limited,
+            draft_context_overridden=self.draft_context is not None,
             facts=dict(self.facts),
             measurements=tuple(self.measurements),
             warnings=tuple(self.warnings),

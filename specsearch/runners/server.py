@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specsearch.clock import Clock, wait_until
-from specsearch.engines import Engine, Identity, Server, make_engine
+from specsearch.engines import Engine, Identity, LogFacts, Server, make_engine
 from specsearch.errors import DuplicateTrial, FailedTrial, HostNotFit, InvalidTrial, MemoryNotReleased, TrialError
 from specsearch.host.fingerprint import host_facts
 from specsearch.host.gpus import Gpus, wait_until_free, wait_until_released
@@ -28,7 +28,7 @@ from specsearch.runners._readiness import (
 from specsearch.runners._record import TrialRecord
 from specsearch.runners.workplace import Workplace, gpu_environment, gpus_of, gpus_per_trial, idle_of
 from specsearch.search_space import point_key
-from specsearch.trial import Phase, Progress, StopFlag, TrialRequest, TrialResult
+from specsearch.trial import Phase, Progress, StopFlag, TrialKind, TrialRequest, TrialResult
 
 __all__ = ["Workplace", "gpus_per_trial", "run_trial"]
 
@@ -81,6 +81,8 @@ class _Trial:
             with self.record.during(Phase.CLAIM):
                 gpus = gpus_of(self.workplace)
                 self.record.host_facts = host_facts(gpus)
+                self.record.model_facts = self.engine.model_facts(self.record.request.point)
+                self.record.draft_context = self.engine.draft_context(self.record.request.point)
             with self.record.during(Phase.GPUS_FREE, "are the GPUs free?"):
                 self._require_free(gpus)
             teardown.callback(self._require_released, gpus)
@@ -150,6 +152,7 @@ class _Trial:
             tmpdir=tmpdir,
             gpu_indices=self.workplace.gpu_indices,
             trial=self.token,
+            pins=request.pins,
         )
         return replace(plan, env={**plan.env, **gpu_environment(self.workplace)})
 
@@ -157,7 +160,7 @@ class _Trial:
         """The server is the one that was launched, runs something new, and generates."""
         record = self.record
         require_our_server(server)
-        record.identity = self._identity(server)
+        record.identity = self._identity(server, process)
         key = record.identity.key if record.identity else ""
         if key in record.request.known_effective:
             twin = record.request.known_effective[key]
@@ -167,10 +170,15 @@ class _Trial:
         record.facts["gpu_memory_used_bytes"] = max(used) if used else None
         self.children = {child.pid for child in process.children()}
 
-    def _identity(self, server: Server) -> Identity | None:
+    def _identity(self, server: Server, process: ServerProcess) -> Identity | None:
         """What the server says of itself; a knob that is searched by force tells trials apart, ignored as it is."""
-        record = self.record
-        identity, point = server.identity(record.request.point), record.request.point
+        record, point = self.record, self.record.request.point
+        log = self.engine.read_log(read_log(self.plan.log_path))
+        identity = server.identity(point, log=log, environment=self.engine.own_environment(process.environments()))
+        record.facts["memory_free_at_start_gb"] = log.memory_free_gb
+        record.captures = log.captures
+        if identity and record.request.kind == TrialKind.BASELINE:
+            record.warnings += self.engine.settled_warnings(self.config.space, identity.settings)
         forced = {name: point[name] for name in self.config.force_inert if name in point}
         record.warnings += [f"{name} is inert: the engine ignores it, and it was searched by force" for name in forced]
         return replace(identity, key=f"{identity.key} {point_key(forced)}") if identity and forced else identity
@@ -216,12 +224,27 @@ class _Trial:
         record, log = self.record, self.engine.read_log(read_log(self.plan.log_path))
         record.facts["graph_capture_s"] = log.graph_capture_s
         record.warnings += log.warnings
+        record.queue_limited = self._is_queue_limited(log)
         identity = server.identity(record.request.point)
         record.facts["server_accept_length"] = identity.accept_length if identity else None
         if self._wants_graphs():
             told = log.decode_lines_that_tell
             share = log.decode_lines_in_graph / told if told else None
             record.warnings += require_graphs(record.measurements, decode_in_graph_share=share)
+
+    def _is_queue_limited(self, log: LogFacts) -> bool | None:
+        """Whether requests waited to be admitted: more were sent than the server runs, or most decode lines say so."""
+        sent = max(point.concurrency for point in self.config.load_points)
+        admitted = self.record.identity.most_requests if self.record.identity else None
+        if admitted is not None and sent > admitted:
+            self.record.warnings.append(
+                f"{sent} requests were sent at once and {admitted} are run at once: the rest waited, which is a matter "
+                "of admission and not of the configuration; raise max_running_requests, or free memory for it"
+            )
+            return True
+        if not log.decode_lines:
+            return None
+        return log.decode_lines_with_queue > log.decode_lines / 2
 
     def _wants_graphs(self) -> bool:
         args = self.config.engine.args

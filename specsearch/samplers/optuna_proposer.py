@@ -10,9 +10,10 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import Trial, TrialState
 
+from specsearch.objective import Objective
 from specsearch.samplers.optuna_study import distribution, study_of_rows
 from specsearch.search_space import Parameter, Point, SearchSpace, Value, point_key
-from specsearch.study import Objective, known_keys
+from specsearch.study import known_keys
 from specsearch.trial import TrialRequest, TrialResult
 
 MakeSampler = Callable[[int], BaseSampler]

@@ -19,8 +19,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from specsearch.objective import Objective
 from specsearch.search_space import ChoiceParameter, Parameter, Point, SearchSpace, Value
-from specsearch.study import Objective
 from specsearch.trial import TrialRequest, TrialResult, TrialStatus
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # every study that is made would say so on stderr

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from specsearch.config import StudyConfig, to_fingerprint_fields
 from specsearch.errors import StorageError
+from specsearch.objective import Objective
 from specsearch.storage.schema import SCHEMA_VERSION
-from specsearch.study import Objective
 
 _LONGEST_SHOWN = 120
 _ABSENT = "(absent)"

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from specsearch.clock import Clock, SystemClock
 from specsearch.errors import StorageError
+from specsearch.objective import Objective
 from specsearch.storage.fingerprint import Stamp
 from specsearch.storage.paths import (
     locked,
@@ -23,7 +24,6 @@ from specsearch.storage.paths import (
 from specsearch.storage.reading import committed
 from specsearch.storage.rows import Row, measurement_rows, request_rows, trial_row
 from specsearch.storage.schema import arrow_schema
-from specsearch.study import Objective
 from specsearch.trial import TrialKind, TrialRequest, TrialResult
 
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specsearch.errors import StorageError
+from specsearch.objective import Objective
 from specsearch.storage.paths import parse_part_name, saying
 from specsearch.storage.rows import Row, result_of, text_map
 from specsearch.storage.schema import SCHEMA_VERSION, TABLES, VERSION_KEY, arrow_schema
-from specsearch.study import Objective
 from specsearch.trial import TrialResult
 
 

@@ -2,15 +2,18 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 from specsearch.metrics import METRICS, TRIAL_FACTS, RequestRecord
+from specsearch.objective import Objective, per_load_point
 from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, Value, point_key
 from specsearch.storage.fingerprint import Stamp
 from specsearch.storage.schema import NAMED_KNOBS, SCHEMA_VERSION, SWITCH, WHOLE
-from specsearch.study import Objective, not_finite, per_load_point
-from specsearch.trial import Measurement, Phase, TrialKind, TrialResult, TrialStatus
+from specsearch.study import not_finite
+from specsearch.trial import Capture, Measurement, Phase, TrialKind, TrialResult, TrialStatus
 
 Row = dict[str, object]
 
@@ -114,6 +117,7 @@ def result_of(row: Mapping[str, object], measurements: Sequence[Mapping[str, obj
         detail=detail,
         advice=advice,
         lesson=_text(row, "lesson"),
+        failure_facts=text_map(row, "failure_facts") or {},
         phase=Phase(phase) if phase is not None else None,
         command=_text(row, "command"),
         serve_command=_text(row, "serve_command"),
@@ -131,6 +135,11 @@ def result_of(row: Mapping[str, object], measurements: Sequence[Mapping[str, obj
         effective_key=_text(row, "effective_key"),
         overridden=_texts(row, "overridden"),
         effective_env=text_map(row, "effective_env"),
+        pins=text_map(row, "pins") or {},
+        model_facts=text_map(row, "model_facts") or {},
+        captures=tuple(map(_capture_of, _list(row["captures"]))),
+        queue_limited=_switch(row, "queue_limited"),
+        draft_context_overridden=_switch(row, "draft_context_overridden") or False,
         facts={name: _number(row, name) for name in TRIAL_FACTS},
         measurements=tuple(map(_measurement_of, measurements)),
         warnings=_texts(row, "warnings"),
@@ -172,6 +181,7 @@ def _outcome(result: TrialResult, objective: Objective) -> Row:
         "detail": result.detail,
         "advice": result.advice,
         "lesson": result.lesson,
+        "failure_facts": dict(result.failure_facts),
         "phase": result.phase.value if result.phase else None,
         "objective": objective.score(result.measurements) if ok else None,
         "objective_violation": _finite(worst),
@@ -195,6 +205,11 @@ def _configuration(result: TrialResult) -> Row:
         "effective_key": result.effective_key,
         "effective_env": None if result.effective_env is None else dict(result.effective_env),
         "overridden": list(result.overridden),
+        "pins": {name: _spelled(value) for name, value in result.pins.items()},
+        "model_facts": dict(result.model_facts),
+        "captures": [asdict(capture) | {"sizes": list(capture.sizes)} for capture in result.captures],
+        "queue_limited": result.queue_limited,
+        "draft_context_overridden": result.draft_context_overridden,
         "warnings": list(result.warnings),
     }
 
@@ -284,18 +299,30 @@ def _measurement_of(row: Mapping[str, object]) -> Measurement:
     )
 
 
+def _capture_of(struct: object) -> Capture:
+    if not isinstance(struct, dict):
+        raise TypeError(f"captures holds {struct!r}, no graph")
+    seconds, memory_gb, available_gb = (_number(struct, name) for name in ("seconds", "memory_gb", "available_gb"))
+    sizes = tuple(map(int, _list(struct["sizes"])))
+    return Capture(str(struct["name"]), seconds, memory_gb, available_gb, sizes)
+
+
+def _list(values: object) -> list[Any]:
+    return values if isinstance(values, list) else []
+
+
+def _switch(row: Mapping[str, object], name: str) -> bool | None:
+    value = row[name]
+    return value if isinstance(value, bool) else None
+
+
 def _text(row: Mapping[str, object], name: str) -> str | None:
     value = row[name]
     return None if value is None else str(value)
 
 
 def _texts(row: Mapping[str, object], name: str) -> tuple[str, ...]:
-    return tuple(_strings(row[name]))
-
-
-def _strings(values: object) -> Iterator[str]:
-    if isinstance(values, list):
-        yield from map(str, values)
+    return tuple(map(str, _list(row[name])))
 
 
 def _number(row: Mapping[str, object], name: str) -> float | None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from specsearch.metrics import METRICS, TRIAL_FACTS, Metric
 from specsearch.trial import Phase
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 VERSION_KEY = b"specsearch.schema"  # in the metadata of every part
 
 TEXT = pa.string()
@@ -23,6 +23,17 @@ TIME = pa.timestamp("us", tz="UTC")
 TEXTS = pa.list_(pa.string())
 COUNTS = pa.list_(pa.int64())
 TEXT_MAP = pa.map_(pa.string(), pa.string())
+CAPTURES = pa.list_(
+    pa.struct(
+        [
+            ("name", TEXT),
+            ("seconds", NUMBER),
+            ("memory_gb", NUMBER),
+            ("available_gb", NUMBER),
+            ("sizes", COUNTS),
+        ]
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,8 @@ _OUTCOME = (
     Column("message", TEXT, "the same as a sentence"),
     Column("detail", TEXT, "decisive line of the engine's log"),
     Column("advice", TEXT, "what can be done about it"),
-    Column("lesson", TEXT, "a constraint learnt from this failure: no further point may violate it"),
+    Column("lesson", TEXT, "a constraint learnt from this trial: no further point may violate it"),
+    Column("failure_facts", TEXT_MAP, "the few facts that help with a failure: rank, memory asked for and free"),
     Column("phase", TEXT, "phase in which the attempt ended; null when it never started"),
     Column("objective", NUMBER, "score to rank by, more is better; finite, and null for every status but ok"),
     Column("objective_violation", NUMBER, "worst relative excess over a bound; 0 or less: all kept; null: no bound"),
@@ -86,6 +98,11 @@ _CONFIGURATION = (
     Column("effective_key", TEXT, "equal for two servers that ran the same configuration"),
     Column("effective_env", TEXT_MAP, "environment of the running server process; null where it could not be read"),
     Column("overridden", TEXTS, "settings that the server changed, as asked and run"),
+    Column("pins", TEXT_MAP, "what the trial was given because the baseline had resolved to it"),
+    Column("model_facts", TEXT_MAP, "revision and digest of the configuration and weights of target and drafter"),
+    Column("captures", CAPTURES, "graphs that the server captured: seconds, GB taken, GB free before, batch sizes"),
+    Column("queue_limited", SWITCH, "whether requests waited for admission while measuring; null: not known"),
+    Column("draft_context_overridden", SWITCH, "whether the drafter ran with a context longer than its own"),
     Column("warnings", TEXTS, "what was odd and did not end the trial, as sentences"),
 )
 _COURSE = (
@@ -201,4 +218,5 @@ _TYPE_NAMES = {
     str(COUNTS): "list of int64",
     str(pa.list_(NUMBER)): "list of double",
     str(TEXT_MAP): "map text → text",
+    str(CAPTURES): "list of graphs",
 }

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from specsearch.analysis.stability import half_width, objective_ratio, ratio, t95
-from specsearch.study import Objective
+from specsearch.objective import Objective
 from specsearch.trial import Measurement
 from tests.storage.made_rows import PLAIN_POINT, TREE_POINT, repeats, trial
 

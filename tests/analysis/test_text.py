@@ -7,7 +7,7 @@ import pytest
 
 from specsearch.analysis.text import WIDTH, verdict_lines, wrap_command
 from specsearch.analysis.verdict import StudyFacts, verdict
-from specsearch.study import Objective
+from specsearch.objective import Objective
 from specsearch.trial import TrialResult, TrialStatus
 from tests.storage.made_rows import PLAIN_POINT, TREE_POINT, baseline, origin_tree, repeats, trial
 

@@ -10,8 +10,9 @@ from specsearch.analysis.headline import Finding
 from specsearch.analysis.limits import ACCEPTANCE, STEP_COST
 from specsearch.analysis.verdict import StudyFacts, Verdict, verdict
 from specsearch.errors import NoRankableTrial, StorageError
+from specsearch.objective import Bound, Objective
 from specsearch.search_space import Point
-from specsearch.study import Bound, Objective, settle
+from specsearch.study import settle
 from specsearch.trial import Phase, TrialKind, TrialResult, TrialStatus
 from tests.storage.made_rows import PLAIN_POINT, TREE_POINT, baseline, origin_tree, repeats, trial
 

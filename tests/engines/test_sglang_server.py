@@ -11,7 +11,8 @@ import pytest
 
 from specsearch.config import EngineConfig
 from specsearch.engines.sglang import SGLangEngine, SGLangServer
-from specsearch.engines.sglang.server import canonical_settings, mean_accept_length
+from specsearch.engines.sglang.effective import canonical_settings
+from specsearch.engines.sglang.server import mean_accept_length
 from specsearch.launch import LaunchPlan
 from specsearch.search_space import Point
 from tests.engines.contract import CHAIN, PLAIN, TREE, plan_of
@@ -288,7 +289,7 @@ def test_the_servers_accept_length_is_a_mean_of_those_who_tell_and_never_invente
 
 def test_settings_that_hold_the_trials_own_folder_are_left_out() -> None:
     info = {"crash_dump_folder": "/tmp/t0007/x", "page_size": 1, "_private": 1, "revision": None, "bs": [1, 2]}
-    assert canonical_settings(info, "/tmp/t0007") == {"page_size": "1", "bs": "1 2"}
+    assert canonical_settings(info, tmpdir="/tmp/t0007") == {"page_size": "1", "bs": "1 2"}
 
 
 def test_the_cache_is_flushed_with_patience_and_a_refusal_is_told(fake: FakeSGLang, ask: Asking) -> None:

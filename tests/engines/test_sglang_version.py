@@ -84,7 +84,7 @@ def test_the_flags_read_from_the_source_are_those_that_its_help_shows() -> None:
     found = installation(python)
     assert found.package is not None
     declared = declared_flags(found.package)
-    shim = Path(__file__).parents[1] / "real_sglang" / "shim"
+    shim = Path(__file__).parents[1] / "real" / "shim"
     environment = {**os.environ, "PYTHONPATH": str(shim), "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
     page = subprocess.run(
         [python, "-m", "sglang.launch_server", "--help"], env=environment, capture_output=True, text=True, check=True

@@ -9,10 +9,11 @@ from pathlib import Path
 from specsearch.clock import Clock, SystemClock, wait_until
 from specsearch.config import EngineConfig, StudyConfig
 from specsearch.executors.driver import StudyDriver
+from specsearch.objective import Objective
 from specsearch.runners.workplace import Workplace
 from specsearch.samplers import OptunaProposer, make_tpe
 from specsearch.search_space import ChoiceParameter, IntParameter, Point, SearchSpace, Value
-from specsearch.study import Budget, Objective, Study
+from specsearch.study import Budget, Study
 from specsearch.trial import (
     Measurement,
     Phase,

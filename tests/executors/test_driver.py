@@ -17,8 +17,9 @@ from specsearch.executors.driver import (
     TrialStarted,
     union_s,
 )
+from specsearch.objective import Objective
 from specsearch.search_space import Point, SearchSpace
-from specsearch.study import Budget, Done, Objective, Study, Wait
+from specsearch.study import Budget, Done, Study, Wait
 from specsearch.trial import Phase, Progress, TrialKind, TrialRequest, TrialResult, TrialStatus
 from tests.executors.table import CHAINS, MemoryStore, measured, study
 from tests.fakes import FakeClock

@@ -3,9 +3,10 @@
 import pytest
 
 from specsearch.engines.sglang.failures import failure
+from specsearch.objective import Objective
 from specsearch.runners._record import lesson_of
 from specsearch.search_space import ALGORITHM, ChoiceParameter, Constraint, IntParameter, Point, SearchSpace
-from specsearch.study import Budget, Launch, Objective, Study
+from specsearch.study import Budget, Launch, Study
 from specsearch.trial import Phase, TrialKind, TrialResult, TrialStatus
 
 TREE_REFUSED = (

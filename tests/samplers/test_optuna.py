@@ -12,10 +12,10 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from specsearch.objective import Bound, Objective
 from specsearch.samplers import SAMPLERS, OptunaProposer, export_journal, make_random, make_tpe, study_of_rows
 from specsearch.samplers.optuna_study import CANNOT_RUN, WORST
 from specsearch.search_space import ChoiceParameter, Constraint, IntParameter, Point, SearchSpace, point_key
-from specsearch.study import Bound, Objective
 from specsearch.trial import Measurement, TrialKind, TrialRequest, TrialResult, TrialStatus
 
 OBJECTIVE = Objective(subject_to=(Bound.parse("ttft_p99_ms <= 500"),))

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from specsearch.metrics import METRICS
+from specsearch.objective import Objective
 from specsearch.search_space import ALGORITHM, PLAIN, Point, Value
 from specsearch.storage import Stamp
-from specsearch.study import Objective
 from specsearch.trial import Measurement, Phase, TrialKind, TrialResult, TrialStatus
 
 PLAIN_POINT: Point = {"cuda_graph": True, ALGORITHM: PLAIN}

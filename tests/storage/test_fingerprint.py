@@ -7,10 +7,11 @@ import pytest
 
 from specsearch.config import EngineConfig, StudyConfig
 from specsearch.errors import StorageError
+from specsearch.objective import Objective
 from specsearch.search_space import ChoiceParameter, IntParameter, SearchSpace
 from specsearch.storage import ResultsFolder, check_fingerprint, fingerprint_fields, reuse_obstacles
 from specsearch.storage.fingerprint import fingerprint_of
-from specsearch.study import Budget, Objective
+from specsearch.study import Budget
 from specsearch.workload import LoadPoint, Workload
 from tests.storage.made_rows import baseline, origin_tree, stamp
 

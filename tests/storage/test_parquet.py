@@ -16,10 +16,11 @@ import pytest
 
 from specsearch.errors import StorageError
 from specsearch.metrics import METRICS, TRIAL_FACTS
+from specsearch.objective import Bound, Objective
 from specsearch.search_space import UNSET
 from specsearch.storage import ResultsFolder
 from specsearch.storage.schema import SCHEMA_VERSION, VERSION_KEY, arrow_schema
-from specsearch.study import Bound, Objective, settle
+from specsearch.study import settle
 from specsearch.trial import Phase, TrialKind, TrialRequest, TrialResult, TrialStatus
 from tests.storage.made_rows import PLAIN_POINT, TREE_POINT, baseline, origin_tree, repeats, stamp, trial
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from specsearch.model_files import model_digest
+
 Config = Mapping[str, object]
 
 EAGLE_FAMILY = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
@@ -79,6 +81,16 @@ def _parsed(path: Path, modified_ns: int) -> Config | None:
     return (
         {**config, **language, "architectures": config.get("architectures")} if isinstance(language, dict) else config
     )
+
+
+def model_facts(role: str, model: str, revision: object, environment: Mapping[str, str]) -> dict[str, str]:
+    """`ROLE.digest` of configuration and weights and `ROLE.revision`, as far as they can be told on this host."""
+    path = config_path(model, environment)
+    digest = model_digest(path.parent.absolute()) if path else None
+    from_the_hub = path is not None and path.parent.parent.name == "snapshots"
+    told = path.parent.name if path and from_the_hub else revision
+    facts = {f"{role}.digest": digest, f"{role}.revision": told}
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 def missing_config(role: str, model: str, environment: Mapping[str, str]) -> str | None:

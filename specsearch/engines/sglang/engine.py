@@ -1,21 +1,29 @@
 """The real SGLang: from a point to a launch, and from what a server says to facts."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from specsearch.config import EngineConfig
-from specsearch.engines._base import Fitness, LogFacts
-from specsearch.engines.sglang import failures, log
-from specsearch.engines.sglang.fitness import Findings, examine_drafters, examine_flags, examine_points, examine_version
-from specsearch.engines.sglang.flags import argv_of, flags_of
-from specsearch.engines.sglang.rules import INERT, SGLangRules
+from specsearch.engines._base import NO_PINS, Fitness, LogFacts
+from specsearch.engines.sglang import drafter as drafters
+from specsearch.engines.sglang import effective, failures, log
+from specsearch.engines.sglang.fitness import (
+    Findings,
+    examine_drafters,
+    examine_flags,
+    examine_points,
+    examine_values,
+    examine_version,
+)
+from specsearch.engines.sglang.flags import argv_of, environment_of, flags_of
+from specsearch.engines.sglang.rules import INERT, SGLangRules, context_length_of
 from specsearch.engines.sglang.server import TOKEN_FLAG, SGLangServer
 from specsearch.engines.sglang.version import Installation, installation
 from specsearch.errors import TrialError
 from specsearch.launch import LaunchPlan
-from specsearch.search_space import UNSET, Point, SearchSpace, Value
+from specsearch.search_space import UNSET, Point, SearchSpace, Value, is_plain
 from specsearch.trial import Phase
 from specsearch.workload import LoadPoint
 
@@ -55,13 +63,21 @@ class SGLangEngine:
         return Fitness(tuple(dict.fromkeys(found.errors)), tuple(dict.fromkeys(found.warnings)), inert)
 
     def plan(
-        self, point: Point, *, port: int, log_path: Path, tmpdir: Path, gpu_indices: Sequence[int] | None, trial: str
+        self,
+        point: Point,
+        *,
+        port: int,
+        log_path: Path,
+        tmpdir: Path,
+        gpu_indices: Sequence[int] | None,
+        trial: str,
+        pins: Point = NO_PINS,
     ) -> LaunchPlan:
         rules = self.rules
-        flags = self._defaults() | flags_of(rules.requested(point), rules.profile)
+        flags = self._defaults() | flags_of({**pins, **rules.requested(point)}, rules.profile)
         head = ["--model-path", self.config.model, "--tp-size", str(self.config.tp_size)]
         serve = (*self.config.command_prefix, *self._launcher(), *head, *argv_of(flags))
-        env = rules.environment(point) | {"TMPDIR": str(tmpdir)}
+        env = environment_of(pins) | rules.environment(point) | {"TMPDIR": str(tmpdir)}
         if gpu_indices is not None:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_indices))
         return LaunchPlan(
@@ -71,6 +87,38 @@ class SGLangEngine:
             base_url=f"http://{HOST}:{port}",
             serve_argv=serve,
             unset=tuple(sorted(name for name, value in rules.requested_environment(point).items() if value == UNSET)),
+        )
+
+    def model_facts(self, point: Point) -> dict[str, str]:
+        settings = self.rules.settings(point)
+        models = {"model": self.config.model, "draft_model": settings.get("draft_model")}
+        revisions = {"model": settings.get("revision"), "draft_model": settings.get("speculative_draft_model_revision")}
+        facts: dict[str, str] = {}
+        for role, model in models.items():
+            if model is not None and not (role == "draft_model" and is_plain(point)):
+                facts |= drafters.model_facts(role, str(model), revisions[role], self.config.env)
+        return facts
+
+    def draft_context(self, point: Point) -> int | None:
+        rules = self.rules
+        settings = rules.settings(point)
+        if is_plain(point) or "draft_model" not in settings:
+            return None
+        drafter = drafters.read_config(str(settings["draft_model"]), self.config.env)
+        target = drafters.read_config(self.config.model, self.config.env)
+        short = drafters.short_context(drafter, target, context_length_of(settings)) if drafter else None
+        return short[0] if short else None
+
+    def own_environment(self, processes: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str] | None:
+        return effective.own_environment(processes)
+
+    def settled_warnings(self, space: SearchSpace, settled: Mapping[str, str]) -> tuple[str, ...]:
+        before, after = Findings(), Findings()
+        examine_values(before, self.rules, space)
+        examine_values(after, self.rules.settled_by(settled), space)
+        news = [said for said in (*after.errors, *after.warnings) if said not in (*before.errors, *before.warnings)]
+        return tuple(
+            f"{said} (as the baseline resolved it; search or pin another value to change that)" for said in news
         )
 
     def server(self, plan: LaunchPlan) -> SGLangServer:

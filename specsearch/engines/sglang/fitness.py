@@ -1,6 +1,6 @@
 """What can be said of version, flags, drafters and space before anything is launched; every finding is a sentence."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specsearch.config import EngineConfig
@@ -15,7 +15,7 @@ from specsearch.engines.sglang.rules import (
     is_true,
 )
 from specsearch.engines.sglang.version import NEWEST, OLDEST, Installation, declared_flags, release
-from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, SearchSpace, Value, is_speculative_knob
+from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, Rules, SearchSpace, Value, is_speculative_knob
 from specsearch.workload import LoadPoint
 
 MOST_VISITED = (
@@ -121,7 +121,7 @@ def examine_points(found: Findings, rules: SGLangRules, space: SearchSpace, load
     found.warnings += _equal_variables(space)
     found.warnings += _small_graphs(rules, space, load_points)
     found.warnings += _unknown_algorithms(space)
-    _examine_values(found, rules, space)
+    examine_values(found, rules, space)
 
 
 def _draft_models(rules: SGLangRules, space: SearchSpace) -> list[str]:
@@ -193,8 +193,15 @@ class _Recorder:
             self.has_passed = True
         return problems
 
+    def settled_by(self, effective: Mapping[str, str]) -> Rules:
+        return self._rules.settled_by(effective)
 
-def _examine_values(found: Findings, rules: SGLangRules, space: SearchSpace) -> None:
+    def pins(self, point: Point) -> dict[str, Value]:
+        return self._rules.pins(point)
+
+
+def examine_values(found: Findings, rules: SGLangRules, space: SearchSpace) -> None:
+    """Which values are in no point that can run?"""
     recorder = _Recorder(rules)
     points = replace(_projection(space), rules=recorder).valid_points(MOST_VISITED)
     if points is None:

@@ -6,18 +6,30 @@ on one line are all met in practice.
 """
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 
 from specsearch.engines._base import LogFacts
+from specsearch.trial import Capture
 
 READY = "The server is fired up and ready to roll!"
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _DECODE = re.compile(r"Decode batch\b.*?(?=Decode batch\b|Prefill batch\b|$)", re.MULTILINE)
 _RUNNING = re.compile(r"#running-req: \d")
+_QUEUED = re.compile(r"#queue-req: [1-9]")
 _IN_GRAPH = re.compile(r"\b(?:cuda|cpu|npu|musa|xpu) graph: (True|False)\b")
 _GRAPH = r"(?:(?P<name>[A-Za-z ]+?) )?(?:CUDA|cuda|CPU|cpu|NPU|npu|MUSA|musa|XPU|xpu) graph"
+_CAPTURE = re.compile(rf"Capture {_GRAPH} (?P<event>begin|end)\b(?P<rest>.*)")
 _CAPTURE_BEGIN = re.compile(rf"Capture {_GRAPH} begin\b(?:.*?avail mem=(?P<available>\d+(?:\.\d+)?) GB)?")
 _CAPTURE_END = re.compile(rf"Capture {_GRAPH} end\b(?:.*?\belapsed[=:] ?(?P<seconds>\d+(?:\.\d+)?))?")
+_SECONDS = re.compile(r"\belapsed[=:] ?(\d+(?:\.\d+)?)")
+_TAKEN = re.compile(r"\bmem usage=(\d+(?:\.\d+)?) GB")
+_AVAILABLE = re.compile(r"\bavail mem=(\d+(?:\.\d+)?) GB")
+_SIZES = re.compile(r"\bbs=\[([\d, ]+)\]")
+_CONTEXT = re.compile(r"\bmax_total_num_tokens=.*\bcontext_len=(\d+)")
+_FREE_AT_START = re.compile(r"Load weight begin\..*?avail mem=(\d+(?:\.\d+)?) GB")
+_NO_CUSTOM_KERNEL = re.compile(r"[Cc]ustom all.?reduce is disabled because")
 _WEIGHTS = re.compile(r"Load weight end\..*?\btype=(\w+)")
 _EAGLE = re.compile(r"speculative_algorithm'?[=:] ?'(?:EAGLE|NEXTN)")
 _EXCEPTION = re.compile(
@@ -67,7 +79,11 @@ def read_log(text: str) -> LogFacts:
         decode_lines=len(decode),
         decode_lines_in_graph=sum(told),
         decode_lines_that_tell=len(told),
+        decode_lines_with_queue=sum(_QUEUED.search(line) is not None for line in decode),
         graph_capture_s=_graph_capture_s(text),
+        captures=tuple(captures(text)),
+        memory_free_gb=_free_at_start_gb(text),
+        settings=_settings(text),
         warnings=tuple(_notes(text)),
     )
 
@@ -75,6 +91,51 @@ def read_log(text: str) -> LogFacts:
 def without_colours(text: str) -> str:
     """The text without terminal colour codes."""
     return _COLOUR.sub("", text)
+
+
+def captures(text: str) -> Iterator[Capture]:
+    """The graphs that were captured to their end; of several ranks the slowest and the fullest count."""
+    found: dict[str, Capture] = {}
+    for line in _CAPTURE.finditer(text):
+        name, rest = line["name"] or "decode", line["rest"]
+        so_far = found.get(name, Capture(name))
+        if line["event"] == "begin":
+            sizes = _SIZES.search(rest)
+            numbers = tuple(map(int, sizes[1].replace(",", " ").split())) if sizes else so_far.sizes
+            found[name] = replace(so_far, available_gb=_least(_AVAILABLE, rest, so_far.available_gb), sizes=numbers)
+        else:
+            seconds, taken = (_most(_SECONDS, rest, so_far.seconds), _most(_TAKEN, rest, so_far.memory_gb))
+            found[name] = replace(so_far, seconds=seconds, memory_gb=taken)
+    under_way = capture_under_way(text)
+    yield from (capture for name, capture in found.items() if under_way is None or under_way[0] != name)
+
+
+def _most(pattern: re.Pattern[str], text: str, so_far: float | None) -> float | None:
+    match = pattern.search(text)
+    return max(float(match[1]), so_far or 0.0) if match else so_far
+
+
+def _least(pattern: re.Pattern[str], text: str, so_far: float | None) -> float | None:
+    match = pattern.search(text)
+    if not match:
+        return so_far
+    return float(match[1]) if so_far is None else min(float(match[1]), so_far)
+
+
+def _settings(text: str) -> dict[str, str]:
+    """What of the effective configuration only the log tells, by the names that knobs have."""
+    settings = {}
+    if context := _CONTEXT.search(text):
+        settings["context_length"] = context[1]
+    if _NO_CUSTOM_KERNEL.search(text):
+        settings["custom_all_reduce"] = "false"
+    return settings
+
+
+def _free_at_start_gb(text: str) -> float | None:
+    """GB that the fullest GPU had free when its weights were about to be loaded; None when the log does not say."""
+    found = [float(value) for value in _FREE_AT_START.findall(text)]
+    return min(found) if found else None
 
 
 def capture_under_way(text: str) -> tuple[str, float | None] | None:

@@ -4,10 +4,11 @@ A pinned argument counts as if every point had it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specsearch import speculation
 from specsearch.engines.sglang import drafter as drafters
+from specsearch.engines.sglang import pinning
 from specsearch.engines.sglang.flags import ENV, environment_of
 from specsearch.engines.sglang.version import Profile, profile_of
 from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, Value
@@ -47,6 +48,7 @@ class SGLangRules:
     args: Mapping[str, Value] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
+    settled: Mapping[str, str] = field(default_factory=dict)  # what the baseline resolved to; `env.` before variables
 
     @property
     def profile(self) -> Profile:
@@ -59,8 +61,17 @@ class SGLangRules:
         return merged if tokens is None else {**merged, "num_draft_tokens": tokens}
 
     def settings(self, point: Point) -> dict[str, Value]:
-        """What is requested, without what is unset."""
-        return {name: value for name, value in self.requested(point).items() if value != UNSET}
+        """What is requested and what the baseline settled, without what is unset."""
+        whole = {**pinning.flags(self.settled, self.profile, point, self.args), **self.requested(point)}
+        return {name: value for name, value in whole.items() if value != UNSET}
+
+    def settled_by(self, effective: Mapping[str, str]) -> "SGLangRules":
+        return replace(self, settled=effective)
+
+    def pins(self, point: Point) -> dict[str, Value]:
+        flags = pinning.flags(self.settled, self.profile, point, self.args)
+        forced = self.forced(self.settings(point))
+        return {**flags, **pinning.variables(self.settled, {*self.requested_environment(point), *forced})}
 
     def requested_environment(self, point: Point) -> dict[str, str]:
         """Pinned variables and those of the point together; `unset` stays."""

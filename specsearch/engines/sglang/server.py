@@ -1,6 +1,5 @@
 """The HTTP surface of a running SGLang server; nothing it answers, and no silence, raises."""
 
-import hashlib
 import http.client
 import json
 import re
@@ -8,23 +7,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 
-from specsearch.engines._base import Identity
-from specsearch.engines.sglang.flags import ENV, flag_of
-from specsearch.engines.sglang.rules import ENV_DEFAULTS, INERT, SGLangRules
+from specsearch.engines._base import NO_LOG, Identity, LogFacts
+from specsearch.engines.sglang.effective import canonical_settings, effective_key, lesson, overridden
+from specsearch.engines.sglang.rules import SGLangRules
 from specsearch.launch import LaunchPlan
-from specsearch.search_space import ALGORITHM, UNSET, Point, Value
+from specsearch.search_space import Point
 
 TOKEN_FLAG = "--weight-version"
 
-# Settings that differ between two launches of the same configuration, or that say nothing about it.
-_OF_THE_LAUNCH = frozenset(
-    {
-        *("port", "host", "nccl_port", "grpc_port", "dist_init_addr", "launch_command", "startup_time"),
-        *("internal_states", "weight_version", "version", "status", "frontend", "kv_events"),
-        *("max_total_num_tokens", "max_req_input_len"),  # measured from free memory, a little different each time
-        *("forward_pass_metrics_ipc_name", "forward_pass_metrics_worker_id"),
-    }
-)
 _LARGEST_ANSWER = 64 * 2**20
 _INFO_TIMEOUT_S = 10.0
 _FLUSH_WAIT_S = 10  # how long the server waits to be idle
@@ -57,20 +47,27 @@ class SGLangServer:
         answer = _json_object(body) if status == 200 else None
         return answer is not None and bool(answer.get("output_ids") or answer.get("text"))
 
-    def identity(self, point: Point) -> Identity | None:
+    def identity(
+        self, point: Point, *, log: LogFacts = NO_LOG, environment: Mapping[str, str] | None = None
+    ) -> Identity | None:
         info = self._server_info()
         if info is None:
             return None
-        settings = canonical_settings(info, self._plan.env.get("TMPDIR"))
-        environment = _own_environment(info)
+        environment = _exposed_environment(info) if environment is None else environment
+        settings = canonical_settings(info, log.settings, self._plan.env.get("TMPDIR"))
         version = info.get("version")
         return Identity(
             version=version if isinstance(version, str) else None,
             settings=settings,
-            key=self._key(settings, point, environment),
-            overridden=tuple(self._overridden(point, info)),
+            key=effective_key(settings, self._rules, point, environment),
+            overridden=(
+                *overridden(point, self._rules, info, settings, environment),
+                *self._fewer_requests(info),
+            ),
             accept_length=mean_accept_length(info.get("internal_states")),
             environment=environment,
+            most_requests=_admitted_requests(info),
+            lesson=lesson(point, settings),
         )
 
     def is_ours(self) -> bool:
@@ -98,6 +95,16 @@ class SGLangServer:
             outside += count if sample["mode"] == "decode_none" else 0.0
         return inside, outside
 
+    def step_times_s(self) -> Mapping[int, Sequence[float]] | None:
+        info = self._server_info()
+        states = info.get("internal_states") if info else None
+        first = states[0] if isinstance(states, list) and states else None
+        times = first.get("step_time_dict") if isinstance(first, dict) else None
+        if not isinstance(times, dict):
+            return None
+        told = {size: values for size, values in times.items() if str(size).isdecimal() and isinstance(values, list)}
+        return {int(size): [float(value) for value in values if _is_number(value)] for size, values in told.items()}
+
     def _server_info(self) -> dict[str, object] | None:
         """The newer path first; the older one is deprecated but is all that some proxies and versions know."""
         for path in ("/server_info", "/get_server_info"):
@@ -107,50 +114,14 @@ class SGLangServer:
                 return info
         return None
 
-    def _given(self, flag: str) -> str | None:
-        argv = self._plan.argv
-        return argv[argv.index(flag) + 1] if flag in argv else None
-
-    def _key(self, settings: Mapping[str, str], point: Point, own: Mapping[str, str] | None) -> str:
-        """Equal for equal effective configurations: inert settings do not count, forced variables count as forced."""
-        counted = {name: value for name, value in settings.items() if name not in INERT}
-        requested = self._rules.environment(point)
-        forced = self._rules.forced(self._rules.settings(point))
-        effective = {**ENV_DEFAULTS, **requested}
-        effective |= {name: value or "forced" for name, (_, value) in forced.items() if name in effective}
-        if own is not None:
-            effective |= {name: own[name] for name in effective if name in own}
-        text = json.dumps([counted, effective], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def _overridden(self, point: Point, info: Mapping[str, object]) -> Iterator[str]:
-        for name, asked in sorted(point.items()):
-            if name.startswith(ENV) or asked == UNSET or name in INERT:
-                continue
-            runs = self._running(name, asked, info)
-            if runs is not None and not _same(name, asked, runs):
-                yield f"{name}: asked {_text(asked)}, runs {runs}"
+    def _fewer_requests(self, info: Mapping[str, object]) -> Iterator[str]:
         limit, admitted = self._given("--max-running-requests"), _admitted_requests(info)
         if limit is not None and admitted is not None and admitted < int(limit):
             yield f"max_running_requests: asked {limit}, runs {admitted}"
 
-    def _running(self, name: str, asked: Value, info: Mapping[str, object]) -> str | None:
-        """What the server runs for a knob; None when it does not say."""
-        graphs = info.get("cuda_graph_config")
-        decode = graphs.get("decode") if isinstance(graphs, dict) else None
-        decode = decode if isinstance(decode, dict) else {}
-        if name == "cuda_graph" and "backend" in decode:
-            return _text(decode["backend"] != "disabled")
-        if name == "cuda_graph_max_bs" and decode.get("max_bs") is not None:
-            return _text(decode["max_bs"])
-        if name == "cuda_graph_bs" and isinstance(decode.get("bs"), list):
-            return _text(decode["bs"])
-        flag = flag_of(name, self._rules.profile)
-        value = info.get(flag)
-        if value is None:
-            return "none" if name == ALGORITHM and flag in info else None
-        is_switch_off = flag.startswith("disable_") and flag != name
-        return _text(not value if is_switch_off and isinstance(asked, bool) else value)
+    def _given(self, flag: str) -> str | None:
+        argv = self._plan.argv
+        return argv[argv.index(flag) + 1] if flag in argv else None
 
     def _call(
         self, path: str, *, timeout_s: float, body: Mapping[str, object] | None = None, method: str | None = None
@@ -170,18 +141,6 @@ class SGLangServer:
             return error.code, b""
         except (OSError, http.client.HTTPException, ValueError):
             return None, b""
-
-
-def canonical_settings(info: Mapping[str, object], tmpdir: str | None = None) -> dict[str, str]:
-    """The settings of a server description that two launches of one configuration share, as text."""
-    settings = {}
-    for name, value in sorted(info.items()):
-        if name in _OF_THE_LAUNCH or name.startswith("_") or value is None:
-            continue
-        text = _text(value)
-        if not (tmpdir and tmpdir in text):
-            settings[name] = text
-    return settings
 
 
 def mean_accept_length(states: object) -> float | None:
@@ -212,7 +171,7 @@ def _admitted_requests(info: Mapping[str, object]) -> int | None:
     return sum(numbers) if numbers and len(numbers) == len(limits) else None
 
 
-def _own_environment(info: Mapping[str, object]) -> dict[str, str] | None:
+def _exposed_environment(info: Mapping[str, object]) -> dict[str, str] | None:
     """The server's environment, which it tells only where SGLANG_EXPOSE_OWN_ENV_VARS=1 asks it to."""
     states = info.get("internal_states")
     first = states[0] if isinstance(states, Sequence) and not isinstance(states, str) and states else None
@@ -230,16 +189,3 @@ def _json_object(body: bytes) -> dict[str, object] | None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _same(name: str, asked: Value, runs: str) -> bool:
-    words = " ".join(_text(asked).replace(",", " ").split()) if name == "cuda_graph_bs" else _text(asked)
-    return words.lower() == runs.lower()
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, int) for item in value):
-        return " ".join(map(str, value))
-    return json.dumps(value, sort_keys=True)

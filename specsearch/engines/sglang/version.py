@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -48,6 +48,7 @@ class Profile:
     tree_page_backends: tuple[str, ...]  # attention backends that verify a tree with pages larger than 1
     overwritten_env: tuple[str, ...]  # variables that the server sets whatever it was given
     chain_only_env: str | None = None  # a variable that, set to 1, allows top-k 1 only
+    kept_free_gb: Mapping[str, float] = field(default_factory=dict)  # algorithm → memory left out of its pool
 
 
 PROFILES = (

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specsearch.engines._base import NO_PINS
 from specsearch.engines.sglang import SGLangEngine
 from specsearch.engines.sglang.fitness import Findings, examine_flags, in_file
 from specsearch.engines.sglang.flags import ENV, reserved_problem, unknown_problem
@@ -34,10 +35,28 @@ class SimulatedEngine(SGLangEngine):
         return VERSION
 
     def plan(
-        self, point: Point, *, port: int, log_path: Path, tmpdir: Path, gpu_indices: Sequence[int] | None, trial: str
+        self,
+        point: Point,
+        *,
+        port: int,
+        log_path: Path,
+        tmpdir: Path,
+        gpu_indices: Sequence[int] | None,
+        trial: str,
+        pins: Point = NO_PINS,
     ) -> LaunchPlan:
-        plan = super().plan(point, port=port, log_path=log_path, tmpdir=tmpdir, gpu_indices=gpu_indices, trial=trial)
+        plan = super().plan(
+            point, port=port, log_path=log_path, tmpdir=tmpdir, gpu_indices=gpu_indices, trial=trial, pins=pins
+        )
         return dataclasses.replace(plan, env={**plan.env, VARIABLE: self.simulation.as_json()})
+
+    def model_facts(self, point: Point) -> dict[str, str]:
+        """Simulated models have no files."""
+        return {}
+
+    def draft_context(self, point: Point) -> int | None:
+        """Simulated drafters take any context."""
+        return None
 
     def _pinned(self) -> Mapping[str, Value]:
         """The drafter of the simulated machine serves where the search space names none."""
