@@ -43,6 +43,12 @@ class FolderStore:
     def note_running(self, request: TrialRequest) -> None:
         self.folder.note_running(request)
 
+    def note_measured(self, result: TrialResult) -> None:
+        self.folder.note_measured(result, self.stamp)
+
+    def measured(self, request: TrialRequest) -> TrialResult | None:
+        return self.folder.measured(request)
+
     def commit(self, result: TrialResult) -> None:
         self.folder.write(result, self.stamp)
 

@@ -167,12 +167,16 @@ class StopFlag:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a running trial is; `note` says what is going on in a few words."""
+    """Where a running trial is; `note` says what is going on in a few words.
+
+    `measured` is the result as it will be unless its teardown fails, from the moment that there is one.
+    """
 
     phase: Phase
     note: str = ""
     output_tokens_per_s: float | None = None
     accept_length: float | None = None
+    measured: TrialResult | None = None
 
 
 def short_name(point: Point) -> str:

@@ -45,6 +45,12 @@ class Store(Protocol):
     def note_running(self, request: TrialRequest) -> None:
         """Remember a launch that has no row yet."""
 
+    def note_measured(self, result: TrialResult) -> None:
+        """Keep what was measured while the launch is taken down."""
+
+    def measured(self, request: TrialRequest) -> TrialResult | None:
+        """What was kept of a launch without a row."""
+
     def commit(self, result: TrialResult) -> None:
         """Store a row, whole or not at all."""
 
@@ -111,6 +117,7 @@ class _Running:
     request: TrialRequest
     started_at: float
     phase: Phase | None = None
+    measured: TrialResult | None = None
 
 
 class StudyDriver:
@@ -185,6 +192,9 @@ class StudyDriver:
         running = self._running.get(request.number)
         if running is not None:
             running.phase = progress.phase
+            if progress.measured is not None and running.measured is None:
+                running.measured = progress.measured
+                self.store.note_measured(progress.measured)
             self._tell(TrialMoved(request, progress))
 
     def finish(self, request: TrialRequest, result: TrialResult) -> None:
@@ -196,6 +206,9 @@ class StudyDriver:
     def lost(self, request: TrialRequest, reason: str, message: str, *, node: str | None = None) -> None:
         """Write the row of a trial that can no longer do it itself: its process or its node is gone."""
         running = self._running[request.number]
+        if running.measured is not None:
+            self.finish(request, self._rescued(running.measured, message))
+            return
         status = TrialStatus.FAILED
         if self.stop.reason is not None:  # a hard stop takes the trial's process with it
             status, reason = TrialStatus.ABORTED, self.stop.reason
@@ -253,8 +266,15 @@ class StudyDriver:
     def _close_unfinished(self, request: TrialRequest) -> None:
         if any((row.number, row.attempt) == (request.number, request.attempt) for row in self.results):
             self.store.forget_running(request)  # killed between the row and forgetting the note
+        elif measured := self.store.measured(request):
+            self.finish(request, self._rescued(measured, "the run that had launched it ended before it did"))
         else:
             self._write(request, TrialStatus.FAILED, "interrupted", "the run that had launched it ended before it did")
+
+    def _rescued(self, measured: TrialResult, why: str) -> TrialResult:
+        """The row of a trial that was measured and whose teardown nobody saw the end of."""
+        warning = f"measured in full; the end of its server was not seen: {why}"
+        return replace(measured, warnings=(*measured.warnings, warning))
 
     def _checked(self, result: TrialResult) -> TrialResult:
         """Only a trial with a number to rank by is ok, and only the first of equal ones."""

@@ -15,13 +15,14 @@ from specsearch.objective import Objective
 from specsearch.storage.fingerprint import Stamp
 from specsearch.storage.paths import (
     locked,
+    measured_path,
     note_path,
     part_name,
     saying,
     sync_folder,
     write_whole,
 )
-from specsearch.storage.reading import committed
+from specsearch.storage.reading import committed, read_measured
 from specsearch.storage.rows import Row, measurement_rows, request_rows, trial_row
 from specsearch.storage.schema import arrow_schema
 from specsearch.trial import TrialKind, TrialRequest, TrialResult
@@ -114,9 +115,26 @@ class ResultsFolder:
         with saying("write"):
             write_whole(path, json.dumps(note).encode(), path.with_suffix(".tmp"))
 
+    def note_measured(self, result: TrialResult, stamp: Stamp) -> None:
+        """Keep what was measured before the teardown that may never end."""
+        self.create()
+        name = part_name(result.number, result.attempt)
+        repeats = measurement_rows(result, stamp)
+        if repeats:
+            self._write_part("measurements", name, repeats)
+        path = measured_path(self.path, result.number, result.attempt)
+        with saying("write"):
+            write_whole(path, _parquet("trials", [trial_row(result, stamp)]), path.with_suffix(".tmp"))
+
+    def measured(self, request: TrialRequest) -> TrialResult | None:
+        """What was measured of a launch that has no row; None when nothing was, or what there is cannot be read."""
+        path = measured_path(self.path, request.number, request.attempt)
+        return read_measured(self.path, path, part_name(request.number, request.attempt)) if path.exists() else None
+
     def forget_running(self, request: TrialRequest) -> None:
         """The launch has its row."""
         with saying("remove"):
+            measured_path(self.path, request.number, request.attempt).unlink(missing_ok=True)
             note_path(self.path, request.number, request.attempt).unlink(missing_ok=True)
 
     def running(self) -> list[TrialRequest]:
@@ -128,11 +146,10 @@ class ResultsFolder:
         return (self.trials_dir / part_name(request.number, request.attempt)).exists()
 
     def _write_part(self, table: str, name: str, rows: list[Row]) -> None:
-        buffer = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(table)), buffer, write_page_checksum=True)
+        content = _parquet(table, rows)
         with saying("write"):
             (self.path / table).mkdir(exist_ok=True)  # requests/ is there only where requests are kept
-            write_whole(self.path / table / name, buffer.getvalue().to_pybytes(), self.path / f".{table}-{name}.tmp")
+            write_whole(self.path / table / name, content, self.path / f".{table}-{name}.tmp")
 
     def _set_aside_unreadable(self, name: str) -> None:
         """A part of this name that a reader had to skip is kept under a hidden name; a good one is never replaced."""
@@ -144,6 +161,13 @@ class ResultsFolder:
         with saying("rename"):
             path.rename(self.path / f".unreadable-{name}")
             sync_folder(self.trials_dir)
+
+
+def _parquet(table: str, rows: list[Row]) -> bytes:
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(table)), buffer, write_page_checksum=True)
+    content: bytes = buffer.getvalue().to_pybytes()
+    return content
 
 
 def _read_note(path: Path) -> TrialRequest | None:

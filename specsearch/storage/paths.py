@@ -4,6 +4,7 @@
     measurements/t0007-1.parquet     its repeats; counts only when the part in trials/ exists
     .lock                            held while a run is alive
     .t0007-1.running.json            a launch that has no row yet
+    .t0007-1.measured.parquet        the row it will have unless its teardown fails
     .trials-t0007-1.parquet.tmp      a part being written
 
 Temporary names lie beside the tables and not in them: polars refuses a folder with any other kind of file.
@@ -39,6 +40,11 @@ def parse_part_name(name: str) -> tuple[int, int] | None:
 def note_path(folder: Path, trial: int, attempt: int) -> Path:
     """Where a launch without a row is noted."""
     return folder / f".t{trial:04d}-{attempt}.running.json"
+
+
+def measured_path(folder: Path, trial: int, attempt: int) -> Path:
+    """Where the row of a launch waits that was measured and is being taken down."""
+    return folder / f".t{trial:04d}-{attempt}.measured.parquet"
 
 
 @contextlib.contextmanager

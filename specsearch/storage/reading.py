@@ -47,6 +47,15 @@ def committed(folder: Path, problems: list[str], only: str | None = None) -> Ite
             problems.append(f"{path.relative_to(folder)} {why}; it is left out and left in place")
 
 
+def read_measured(folder: Path, path: Path, name: str) -> TrialResult | None:
+    """A result that waits for its commit, its repeats in the part `name`; None where it is not whole."""
+    try:
+        rows = _read(path, "trials", [])
+        return _committed(rows[0], _repeats(folder / "measurements" / name, rows[0], [])).result
+    except (_LeftOut, IndexError, ValueError, TypeError, KeyError):
+        return None
+
+
 def _parts(table: Path, only: str | None) -> list[Path]:
     if not table.exists():
         return []

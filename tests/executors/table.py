@@ -12,7 +12,7 @@ from specsearch.executors.driver import StudyDriver
 from specsearch.objective import Objective
 from specsearch.runners.workplace import Workplace
 from specsearch.samplers import OptunaProposer, make_tpe
-from specsearch.search_space import ChoiceParameter, IntParameter, Point, SearchSpace, Value
+from specsearch.search_space import ChoiceParameter, IntParameter, NoRules, Point, SearchSpace, Value
 from specsearch.study import Budget, Study
 from specsearch.trial import (
     Measurement,
@@ -30,19 +30,13 @@ GO_ON = "go-on"  # the file among the marks that a trial `until told` waits for
 CHAINS = SearchSpace((ChoiceParameter("speculative_algorithm", ("none", "EAGLE3")), IntParameter("num_steps", 1, 3)))
 
 
-class ChainRules:
+class ChainRules(NoRules):
     """With top-k 1 the engine sets the draft tokens by itself, and it knows every default."""
 
     def derived(self, name: str, partial: Point) -> Value | None:
         if name == "num_draft_tokens" and partial.get("eagle_topk") == 1:
             return int(partial["num_steps"]) + 1
         return None
-
-    def default(self, name: str) -> Value | None:
-        return None
-
-    def problems(self, point: Point) -> list[str]:
-        return []
 
 
 @dataclass
@@ -52,6 +46,14 @@ class MemoryStore:
     rows: list[TrialResult] = field(default_factory=list)
     running: dict[tuple[int, int], TrialRequest] = field(default_factory=dict)
     happened: list[str] = field(default_factory=list)
+    kept: dict[tuple[int, int], TrialResult] = field(default_factory=dict)
+
+    def note_measured(self, result: TrialResult) -> None:
+        self.kept[result.number, result.attempt] = result
+        self.happened.append(f"measured {result.number}")
+
+    def measured(self, request: TrialRequest) -> TrialResult | None:
+        return self.kept.get((request.number, request.attempt))
 
     def note_running(self, request: TrialRequest) -> None:
         self.running[request.number, request.attempt] = request
@@ -63,6 +65,7 @@ class MemoryStore:
 
     def forget_running(self, request: TrialRequest) -> None:
         self.running.pop((request.number, request.attempt), None)
+        self.kept.pop((request.number, request.attempt), None)
         self.happened.append(f"forget {request.number}")
 
 

@@ -170,6 +170,39 @@ def test_a_lost_trial_has_a_row_with_all_that_is_known_of_it(tmp_path: Path) -> 
     assert asked(driver).attempt == 2
 
 
+def test_what_was_measured_is_kept_before_the_teardown_and_once() -> None:
+    """A node that does not give its memory back must not cost the numbers that were had before."""
+    store = MemoryStore()
+    driver = made(store=store)
+    request = asked(driver)
+    for _ in range(3):
+        driver.progressed(request, Progress(Phase.TEARDOWN, measured=ok(request)))
+    assert store.happened == ["note 0", "measured 0"]
+    driver.finish(request, ok(request))
+    assert store.kept == {}
+
+
+def test_a_trial_that_is_lost_in_its_teardown_keeps_what_it_had_measured() -> None:
+    driver = made()
+    request = asked(driver)
+    driver.progressed(request, Progress(Phase.TEARDOWN, measured=ok(request)))
+    driver.lost(request, "node_lost", "its node is gone")
+    (row,) = driver.results
+    assert (row.status, row.measurements) == (TrialStatus.OK, ok(request).measurements)
+    assert row.warnings == ("measured in full; the end of its server was not seen: its node is gone",)
+
+
+def test_a_run_that_died_in_a_teardown_is_not_measured_again() -> None:
+    store = MemoryStore()
+    before = made(store=store)
+    request = asked(before)
+    before.progressed(request, Progress(Phase.TEARDOWN, measured=ok(request)))
+    after = made(store=store, unfinished=[request])
+    assert [row.status for row in after.results] == [TrialStatus.OK]
+    assert asked(after).number == 1
+    assert (store.running.keys(), store.kept) == ({(1, 1)}, {})
+
+
 def test_a_trial_that_is_lost_while_the_study_stops_is_aborted_and_not_failed() -> None:
     store = MemoryStore()
     driver = made(store=store)

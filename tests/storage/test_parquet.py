@@ -21,7 +21,7 @@ from specsearch.search_space import UNSET
 from specsearch.storage import ResultsFolder
 from specsearch.storage.schema import SCHEMA_VERSION, VERSION_KEY, arrow_schema
 from specsearch.study import settle
-from specsearch.trial import Phase, TrialKind, TrialRequest, TrialResult, TrialStatus
+from specsearch.trial import Capture, Phase, TrialKind, TrialRequest, TrialResult, TrialStatus
 from tests.storage.made_rows import PLAIN_POINT, TREE_POINT, baseline, origin_tree, repeats, stamp, trial
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +60,13 @@ def full_result() -> TrialResult:
         effective_key="abc",
         overridden=("num_draft_tokens: asked 16, runs 4",),
         effective_env={"NCCL_ALGO": "Ring"},
+        lesson="not custom_all_reduce",
+        failure_facts={"rank": "TP3", "asked": "1.27 GiB"},
+        pins={"attention_backend": "triton", "page_size": "1"},
+        model_facts={"model.digest": "0a1b2c3d4e5f", "draft_model.revision": "main"},
+        captures=(Capture("target verify", 3.5, 0.5, 3.1, (1, 2, 4)), Capture("draft decode")),
+        queue_limited=True,
+        draft_context_overridden=True,
         facts=dict.fromkeys(TRIAL_FACTS) | {"startup_s": 61.5},
         measurements=repeats((56.7, 57.0), accept=2.1, histogram=(5, 3, 2), ttft_p99_ms=400.0),
         warnings=("something odd",),
@@ -72,6 +79,33 @@ def test_a_result_comes_back_exactly_as_it_was_written(folder: ResultsFolder) ->
     stored = folder.read()
     assert stored.results == [full_result()]
     assert stored.problems == []
+
+
+def test_what_waits_for_its_commit_comes_back_and_is_no_row_before(folder: ResultsFolder) -> None:
+    """The teardown after it may never end; then this is what is left of the trial."""
+    request = TrialRequest(number=7, attempt=2, kind=TrialKind.SEED, point=full_result().point)
+    folder.note_running(request)
+    folder.note_measured(full_result(), stamp())
+    assert folder.measured(request) == full_result()
+    assert folder.read().results == []
+    assert folder.running() == [request]
+    folder.write(full_result(), stamp())
+    folder.forget_running(request)
+    assert folder.measured(request) is None
+    assert folder.read().results == [full_result()]
+    assert [path.name for path in folder.path.glob(".t*")] == []
+
+
+@pytest.mark.parametrize("harm", ["half of the row", "no repeats"])
+def test_what_waits_and_is_not_whole_counts_as_nothing(folder: ResultsFolder, harm: str) -> None:
+    request = TrialRequest(number=7, attempt=2, kind=TrialKind.SEED, point=full_result().point)
+    folder.note_measured(full_result(), stamp())
+    (waiting,) = folder.path.glob(".t*.measured.parquet")
+    if harm == "no repeats":
+        next(folder.measurements_dir.iterdir()).unlink()
+    else:
+        waiting.write_bytes(waiting.read_bytes()[:500])
+    assert folder.measured(request) is None
 
 
 def test_values_of_a_point_keep_their_exact_types(folder: ResultsFolder) -> None:
