@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
+from specsearch.errors import ConfigError
 from specsearch.metrics import duration
 from specsearch.objective import Objective, per_load_point
 from specsearch.search_space import Constraint, Point, SearchSpace, is_plain, plain_of, point_key
@@ -56,9 +57,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The study has ended; `why` is a sentence."""
+    """The study has ended; `why` is a sentence. With an exit code it is the file's or the host's fault."""
 
     why: str
+    exit_code: int | None = None
 
 
 Action = Launch | Reject | Wait | Done
@@ -112,6 +114,7 @@ class Study:
         return (
             self._out_of_time(rows, pending, elapsed_s)
             or self._baseline(latest, pending)
+            or self._refused_flag(latest, pending)
             or self._retry(latest, pending)
             or self._out_of_trials(latest, pending)
             or self._seed(latest, pending)
@@ -129,6 +132,15 @@ class Study:
         if may_retry(row) or (row.status == TrialStatus.FAILED and row.reason in BOUNDED_BY_THE_RUN):
             return self._again(row, latest)
         return _wait_or(pending, Done(f"the start baseline cannot be measured: {row.reason}: {row.message}"))
+
+    def _refused_flag(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
+        """The engine lacks a flag of the first trial after the baseline, and so of the others."""
+        tried = [row for row in latest if row.kind in _SEARCH_KINDS and row.status in _COUNTED]
+        if len(tried) != 1 or tried[0].status != TrialStatus.INFEASIBLE or "flag" not in tried[0].failure_facts:
+            return None
+        flag = tried[0].failure_facts["flag"]
+        why = f"the engine has no {flag}, which t{tried[0].number:04d} was given ({tried[0].detail}); correct the file"
+        return _wait_or(pending, Done(why, exit_code=ConfigError.exit_code))
 
     def _retry(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
         running = {request.number for request in pending}

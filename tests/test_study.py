@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -192,6 +193,29 @@ def test_a_folder_is_of_use_again_once_what_kept_its_baseline_from_running_is_go
     failed = [row(0, PLAIN, "failed", kind=TrialKind.BASELINE, reason=reason, attempt=attempt) for attempt in (1, 2, 3)]
     action = study(eagle(1)).next_action(failed, [])
     assert (launched(action).attempt == 4) if goes_on else isinstance(action, Done)
+
+
+def test_a_flag_that_the_engine_lacks_ends_the_study_with_the_first_trial_that_has_it() -> None:
+    """LF-06: a night of trials that end after two seconds each is no search."""
+    refused = replace(
+        row(1, eagle(1), "infeasible", reason="arg_rejected"),
+        failure_facts={"flag": "--cuda-graph-max-bs"},
+        detail="error: ambiguous option: --cuda-graph-max-bs could match …",
+    )
+    done = study(eagle(2)).next_action([BASELINE, refused], [])
+    assert isinstance(done, Done)
+    assert "--cuda-graph-max-bs" in done.why
+    assert done.exit_code == 2
+    other = replace(refused, failure_facts={})
+    assert launched(study(eagle(2)).next_action([BASELINE, other], [])).point == eagle(2)
+    later = [BASELINE, row(1, eagle(1)), replace(refused, number=2, point=eagle(3))]
+    assert launched(study(eagle(2)).next_action(later, [])).point == eagle(2)
+
+
+@pytest.mark.parametrize("first", ["infeasible", "failed"])
+def test_a_space_without_a_flag_goes_on(first: str) -> None:
+    rows = [BASELINE, row(1, eagle(1), first, reason="graph_capture_oom", attempt=3)]
+    assert launched(study(eagle(2)).next_action(rows, [])).point == eagle(2)
 
 
 def test_a_space_of_plain_decoding_alone_does_not_launch_its_baseline_twice() -> None:

@@ -23,6 +23,8 @@ from specsearch.trial import Phase, Progress, StopFlag, TrialKind, TrialRequest,
 USER = "user"
 BUDGET = "budget"
 MOST_HOST_FAILURES = 2  # in a row, on one node
+MOST_HANGS = 2  # different configurations in a row, on one node
+HANGS = ("startup_hang", "nccl_hang")
 
 
 class RunTrial(Protocol):
@@ -145,6 +147,7 @@ class StudyDriver:
         self._engine, self._gpus_per_trial, self._logs_dir = engine, gpus_per_trial, logs_dir
         self._running: dict[int, _Running] = {}
         self._host_failures: Counter[str] = Counter()
+        self._hung: dict[str, dict[str, str]] = {}  # by node: points that hung since one started, and their names
         self._spent_before_s = union_s([(row.started_at, row.ended_at) for row in self.results])
         self._began_s = clock.monotonic()
         self._waits_for: tuple[int, tuple[int, ...]] | None = None  # how things stood when there was only to wait
@@ -297,8 +300,22 @@ class StudyDriver:
             self.node_unfit(node, result.node_unfit)
         host_failed = result.status == TrialStatus.FAILED and result.reason in HOST_REASONS
         self._host_failures[node] = self._host_failures[node] + 1 if host_failed else 0
+        self._judge_hang(node, result)
         if self._host_failures[node] >= MOST_HOST_FAILURES:
             self.node_unfit(node, f"{MOST_HOST_FAILURES} failures of the host in a row, the last: {result.message}")
+
+    def _judge_hang(self, node: str, result: TrialResult) -> None:
+        """One configuration that hangs at its start may be to blame itself; two in a row speak against the node."""
+        if result.status != TrialStatus.FAILED or result.reason not in HANGS:
+            self._hung.pop(node, None)
+            return
+        hung = self._hung.setdefault(node, {})
+        hung[point_key(result.point)] = result.name
+        if len(hung) >= MOST_HANGS:
+            who = " and ".join(list(hung.values())[-MOST_HANGS:])
+            self.node_unfit(
+                node, f"{who} hung one after the other while starting: {result.message}; {result.advice or ''}"
+            )
 
     def _write(
         self,

@@ -274,6 +274,29 @@ def test_a_configuration_that_hangs_does_not_take_the_node_out() -> None:
     assert driver.unfit == {}
 
 
+def test_two_configurations_in_a_row_that_hang_at_their_start_take_the_node_out() -> None:
+    """LF-09: a first collective that never completes costs every trial its whole patience."""
+    driver = made(study(trials=None))
+    driver.nodes = {"a"}
+    driver.finish(request := asked(driver), ok(request))
+    for reason in ("nccl_hang", None, "nccl_hang", "startup_hang"):
+        assert driver.unfit == {}
+        request = TrialRequest(
+            number=len(driver.results), attempt=3, kind=TrialKind.SEED, point={"n": len(driver.results)}
+        )
+        driver.finish(request, ok(request) if reason is None else failed(request, reason))
+    assert "hung one after the other" in driver.unfit["a"]
+
+
+def test_one_configuration_that_hangs_three_times_does_not() -> None:
+    driver = made()
+    driver.nodes = {"a"}
+    for _ in range(3):
+        request = asked(driver)
+        driver.finish(request, failed(request, "nccl_hang"))
+    assert driver.unfit == {}
+
+
 def test_the_study_ends_without_a_node_only_once_nothing_runs() -> None:
     driver = made()
     driver.nodes = {"a", "b"}
