@@ -4,14 +4,16 @@ A page holds its generated parts between `<!-- generated: NAME -->` and `<!-- en
 function that makes them.
 """
 
+import itertools
 import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 DOCS = Path(__file__).parent
+VERSIONS = DOCS.parent / "tests" / "data" / "sglang_versions"
 
 
 def results_page() -> dict[str, str]:
@@ -92,9 +94,117 @@ def _mistakes() -> str:
     raise ValueError("the broken file loads")
 
 
+def sglang_versions_page() -> dict[str, str]:
+    """How versions of SGLang differ, what is relied on, and what they made of commands."""
+    return {"differences": _differences(), "reliances": _reliances(), "unread": _unread(), "commands": _commands()}
+
+
+_OF_A_VERSION = {
+    "graph_max_bs": "`cuda_graph_max_bs` is the flag",
+    "graph_bs": "`cuda_graph_bs` is the flag",
+    "no_decode_graph": "`decode_cuda_graph: false` is the flag",
+    "algorithms": "algorithms it ships",
+    "takes_plugins": "other algorithms come from plugins",
+    "overlap": "of EAGLE, EAGLE3, NEXTN and STANDALONE these overlap scheduling and computing",
+    "overlap_env": "a variable that changes that",
+    "overlap_of_others": "NGRAM and the rest overlap them",
+    "tree_page_backends": "attention backends that verify a tree with a page size above 1",
+    "kept_free_gb": "GB left out of `mem_fraction_static` for a drafter",
+    "overwritten_env": "variables it sets whatever it is given",
+    "deterministic_env": "those it sets with `enable_deterministic_inference` and more than one GPU",
+    "correct_drafts": "accepted drafts in `meta_info`",
+    "histogram": "histogram of accepted drafts in `meta_info`",
+    "rate_counts_bonus": "the log's accept rate counts the token that every step makes",
+    "stop_exit_code": "exit code after SIGTERM to an idle server",
+}
+
+
+def _differences() -> str:
+    """Each property with its value in the oldest version and what it changed to."""
+    from specsearch._search_space_file.tables import table
+    from specsearch.engines.sglang.profiles import PROFILES
+
+    rows = []
+    for name, meaning in _OF_A_VERSION.items():
+        values = [(profile.since, getattr(profile, name)) for profile in PROFILES]
+        changes = [values[0], *(after for before, after in itertools.pairwise(values) if before[1] != after[1])]
+        rows.append([meaning, "; ".join(f"{since}: {_as_text(value)}" for since, value in changes)])
+    return table(("what", "from which version on"), rows)
+
+
+def _as_text(value: object) -> str:
+    """A value of a profile as a reader wants it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        by_number: dict[float, list[str]] = {}
+        for name, number in value.items():
+            by_number.setdefault(number, []).append(name)
+        return ", ".join(f"{number:g} for {', '.join(names)}" for number, names in by_number.items()) or "nothing"
+    if isinstance(value, tuple):
+        return ", ".join(f"`{item}`" for item in value)
+    return "none" if value is None else f"`{value}`"
+
+
+def _reliances() -> str:
+    """What is looked for in the source of the installed version."""
+    from specsearch._search_space_file.tables import table
+    from specsearch.engines.sglang.reliances import RELIANCES
+
+    flags = [reliance for reliance in RELIANCES if reliance.any_of[0].startswith("--")]
+    rows = [["flags: " + ", ".join(f"`{flag.any_of[0]}`" for flag in flags), "error", flags[0].without]]
+    for reliance in RELIANCES:
+        if reliance not in flags:
+            looked_for = " or ".join(f"`{needle}`" for needle in reliance.any_of)
+            level = "error" if reliance.required else "warning"
+            rows.append([f"{reliance.name}: {looked_for}", level, reliance.without])
+    return table(("looked for", "without it", "since then"), rows)
+
+
+def _unread() -> str:
+    """The flags that versions declare and read nowhere."""
+    from specsearch._search_space_file.tables import table
+
+    seen: dict[str, list[str]] = {}
+    for version in _versions():
+        for line in (VERSIONS / f"{version}.txt").read_text().splitlines():
+            if line.endswith(" unread"):
+                seen.setdefault(line.removesuffix(" unread"), []).append(version)
+    return table(("flag", "read by no code in"), ([f"`{flag}`", _span(found)] for flag, found in sorted(seen.items())))
+
+
+def _span(found: Sequence[str]) -> str:
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def _commands() -> str:
+    """What each version made of the commands of the Kimi-K2.5 space."""
+    from specsearch._search_space_file.tables import table
+
+    rows = []
+    for version in _versions():
+        told = json.loads((VERSIONS / "resolved.json").read_text())[version]
+        shipped = [answer for name, answer in told.items() if name.startswith(("baseline", "seed point", "graphs"))]
+        flags = len((VERSIONS / f"{version}.txt").read_text().splitlines())
+        parsed, resolved = (sum(bool(answer.get(step)) for answer in shipped) for step in ("parsed", "resolved"))
+        of_all = f"of {len(shipped)}"
+        stand_ins = ", ".join(f"`{name}`" for name in told["stand_ins"]) or "–"
+        rows.append([version, str(flags), f"{parsed} {of_all}", f"{resolved} {of_all}", stand_ins])
+    return table(("version", "flags", "parsed", "resolved", "modules that had to be stood in for"), rows)
+
+
+def _versions() -> list[str]:
+    """The versions that were written down, from old to new."""
+    from specsearch.engines.sglang.profiles import release
+
+    found = [path.stem for path in VERSIONS.glob("0.*.txt")]
+    return sorted(found, key=lambda version: (release(version), version))
+
+
 PAGES: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "results.md": results_page,
     "search-spaces.md": search_spaces_page,
+    "sglang-versions.md": sglang_versions_page,
 }
 
 

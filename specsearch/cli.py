@@ -7,10 +7,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
+from typing import TextIO
 
 from specsearch import __version__
-from specsearch.errors import SpecSearchError
+from specsearch.errors import SpecSearchError, StorageError
 
 COMMANDS = {
     "tune": "search the settings of a space and say which are fastest",
@@ -43,24 +45,78 @@ def run_command(
     argv: Sequence[str] | None = None,
 ) -> int:
     """Parse, run, and turn errors into a sentence on stderr and an exit code."""
+    _open_what_is_closed()
     _write_anything()
     arguments = build_parser().parse_args(argv)
+    code = _run(run, arguments)
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        if not _flushes(stream):  # Python would try once more at its end, and end with a code of its own
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    return code
+
+
+def _run(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
     try:
-        return run(arguments)
+        code = run(arguments)
+        show()
+        return code
     except SpecSearchError as error:
         if arguments.traceback:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        _complain(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _complain("interrupted")
         return 130
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:  # noqa: BLE001 - the one place where a bug becomes an exit code
-        traceback.print_exc()
-        print(f"error: this is a bug of specsearch: {type(error).__name__}: {error}", file=sys.stderr)
+        with suppress(OSError):
+            traceback.print_exc()
+        _complain(f"error: this is a bug of specsearch: {type(error).__name__}: {error}")
         return 70
+
+
+def show(text: str | None = None) -> None:
+    """Print to standard output, whole; raises StorageError when it cannot be written, as on a full disk."""
+    try:
+        if text is not None:
+            print(text)
+        if sys.stdout is not None:  # None where it is closed
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to standard output: {error.strerror}; what was stored before is untouched, and the same "
+            "command prints it again"
+        ) from error
+
+
+def _complain(sentence: str) -> None:
+    with suppress(OSError):  # where nobody can be told, the exit code still says it
+        print(sentence, file=sys.stderr, flush=True)
+
+
+def _flushes(stream: TextIO | None) -> bool:
+    """Whether everything printed there has left."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _open_what_is_closed() -> None:
+    """Or the next file gets the number of a closed standard stream, and with it what libraries write there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stderr is None:  # print would take standard output instead, which may be read by a machine
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for as long as the process lives
 
 
 def _write_anything() -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from specsearch.errors import ConfigError
+from specsearch.launch import is_secret, is_secret_flag, shown
 from specsearch.model_files import model_digest
 from specsearch.objective import Objective
 from specsearch.search_space import IntParameter, Parameter, Point, SearchSpace, Value
@@ -41,9 +42,11 @@ class EngineConfig:
     tp_size: int = 8
     python: str | None = None  # interpreter that has the engine; None: the current one
     version: str | None = None  # consulted only where nothing is installed
-    command_prefix: tuple[str, ...] = ()
+    command_prefix: tuple[str, ...] = ()  # with placeholders, see launch.py
+    stop_command: tuple[str, ...] = ()  # ends a container that outlives its client; {name} stands in it
     args: Mapping[str, Value] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    check_drafter: bool = True  # whether a drafter that does not look as if it fitted is refused
     simulated: SimulatedHardware = field(default_factory=SimulatedHardware)
 
 
@@ -144,21 +147,21 @@ def to_fingerprint_fields(config: StudyConfig) -> dict[str, str]:
     """What the numbers of a study depend on, flat and readable: engine, model, space, load points, objective.
 
     Two studies whose fields differ must not share a results folder, and the fields say in what they differ. Budget,
-    sampler, cluster, time limits and the name are not among them. Of a local model or drafter the configuration and
-    the names and sizes of the weights count, so that another model under the same path is noticed.
+    sampler, cluster, time limits, secrets and the name are not among them. Of a local model or drafter the
+    configuration and the names and sizes of the weights count, so that another model under the same path is noticed.
     """
     engine = config.engine
     fields = {
         "engine.type": engine.type,
         "engine.model": engine.model,
         "engine.tp_size": str(engine.tp_size),
-        "engine.command_prefix": " ".join(engine.command_prefix),
+        "engine.command_prefix": " ".join(shown(engine.command_prefix)),
         "objective": _objective_text(config.objective),
         "baseline": ", ".join(f"{name} {_text(value)}" for name, value in sorted(config.baseline.items())),
         "space.constraints": " and ".join(sorted(f"({constraint.source})" for constraint in config.space.constraints)),
     }
-    fields |= {f"engine.args.{name}": _text(value) for name, value in engine.args.items()}
-    fields |= {f"engine.env.{name}": value for name, value in engine.env.items()}
+    fields |= {f"engine.args.{name}": _text(value) for name, value in engine.args.items() if not is_secret_flag(name)}
+    fields |= {f"engine.env.{name}": value for name, value in engine.env.items() if not is_secret(name, value)}
     if engine.type == "simulated":
         machine = asdict(engine.simulated)
         fields |= {f"engine.simulated.{name}": json.dumps(value, sort_keys=True) for name, value in machine.items()}

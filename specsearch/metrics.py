@@ -35,7 +35,10 @@ _ALL = (
     Metric("e2e_p99_ms", "ms", -1, 1, "request latency, 99th percentile"),
     Metric("accept_length", "", 1, 2, "tokens per verify step, the bonus token counted; null in plain decoding"),
     Metric("accept_rate", "", 1, 3, "accepted drafts over proposed drafts"),
+    Metric("accept_length_within_draft_context", "", 1, 2, "of requests within a stretched drafter's own context"),
+    Metric("accept_length_beyond_draft_context", "", 1, 2, "of requests beyond a stretched drafter's context"),
     Metric("step_time_ms", "ms", -1, 2, "decode time of a stream over its steps, seen by the client"),
+    Metric("server_step_time_ms", "ms", -1, 2, "decode step by the server's own clock, median over the repeat"),
     Metric("verify_steps", "", 0, 0, "verify steps of all requests; 0 in plain decoding"),
     Metric("correct_drafts", "", 0, 0, "accepted draft tokens of all requests"),
     Metric("output_tokens", "tokens", 0, 0, "generated tokens of good requests"),
@@ -56,6 +59,7 @@ _FACTS = (
     Metric("gpu_release_s", "s", -1, 2, "end of teardown to all GPU memory back"),
     Metric("server_accept_length", "", 1, 2, "lifetime accept length the server reports; a cross-check only"),
     Metric("graph_capture_s", "s", 0, 1, "time the server spent capturing graphs"),
+    Metric("graph_memory_gb", "GB", -1, 2, "memory that the captured graphs took on one GPU"),
     Metric("memory_free_at_start_gb", "GB", 0, 1, "memory free on the fullest GPU before the server loaded anything"),
 )
 TRIAL_FACTS: Mapping[str, Metric] = {metric.name: metric for metric in _FACTS}
@@ -83,6 +87,11 @@ class RequestRecord:
     @property
     def ok(self) -> bool:
         return self.error is None
+
+    @property
+    def length(self) -> int | None:
+        """Tokens of prompt and reply together."""
+        return None if self.prompt_tokens is None else self.prompt_tokens + self.completion_tokens
 
     @property
     def first_token_s(self) -> float | None:
@@ -119,11 +128,12 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def summarise(records: Sequence[RequestRecord], duration_s: float) -> Summary:
+def summarise(records: Sequence[RequestRecord], duration_s: float, *, draft_context: int | None = None) -> Summary:
     """The metrics of one repeat; failed requests count as failed and never as speed.
 
-    Throughput divides the tokens of good requests by the wall time of the whole repeat. `cuda_graph_share`
-    is not a request's business and stays None.
+    Throughput divides the tokens of good requests by the wall time of the whole repeat. `draft_context` is the tokens a
+    drafter was made for where it is stretched beyond. `cuda_graph_share` and `server_step_time_ms` are not a request's
+    business and stay None.
     """
     good = [record for record in records if record.ok]
     tokens = sum(record.completion_tokens for record in good)
@@ -146,6 +156,7 @@ def summarise(records: Sequence[RequestRecord], duration_s: float) -> Summary:
         "e2e_p50_ms": percentile(e2e, 0.5),
         "e2e_p99_ms": percentile(e2e, 0.99),
         "accept_length": accept.length,
+        **_by_draft_context(good, draft_context),
         "accept_rate": accept.correct_drafts / accept.proposed_drafts if accept.proposed_drafts else None,
         "step_time_ms": _step_time_ms(good),
         "verify_steps": accept.verify_steps,
@@ -191,6 +202,19 @@ def _step_time_ms(good: Sequence[RequestRecord]) -> float | None:
         seconds += last_s - first_s
         steps += (record.verify_steps or decoded) * (last_tokens - first_tokens) / decoded
     return 1e3 * seconds / steps if steps else None
+
+
+def _by_draft_context(good: Sequence[RequestRecord], context: int | None) -> dict[str, float | None]:
+    """The accept length apart for requests that the drafter was made for and for those beyond its context."""
+    if context is None:
+        return {}
+    told = [(record, record.length) for record in good if record.length is not None]
+    within = [record for record, length in told if length <= context]
+    beyond = [record for record, length in told if length > context]
+    return {
+        "accept_length_within_draft_context": _accept(within).length,
+        "accept_length_beyond_draft_context": _accept(beyond).length,
+    }
 
 
 def _accept(good: Sequence[RequestRecord]) -> _Accept:

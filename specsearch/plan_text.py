@@ -2,14 +2,16 @@
 
 import json
 
+from specsearch.cli import show
+from specsearch.launch import shown
 from specsearch.metrics import duration
 from specsearch.prepare import Cost, Prepared, cost
-from specsearch.search_space import point_key
+from specsearch.search_space import Value, point_key
 
 
 def show_plan(prepared: Prepared, style: str) -> int:
     """Print what a dry run answers: first launch plans, what is searched, warnings, cost."""
-    print(json.dumps(_json(prepared), indent=2) if style == "json" else "\n".join(_lines(prepared)))
+    show(json.dumps(_json(prepared), indent=2) if style == "json" else "\n".join(_lines(prepared)))
     return 0
 
 
@@ -23,6 +25,30 @@ def outlook_lines(prepared: Prepared, spent: Cost) -> list[str]:
         "measures " + ", ".join(f"{point.name} × {point.repeats}" for point in config.load_points) + " in every trial",
         cost_line(spent),
     ]
+
+
+def given_lines(prepared: Prepared) -> list[str]:
+    """What every server gets beyond the space and the pinned arguments: to be comparable, and to be measured."""
+    lines = []
+    if pinned := _pinned(prepared):
+        told = ", ".join(pinned)
+        lines.append(f"every trial after the baseline is pinned to what the baseline resolves to: {told}")
+    if options := _measuring(prepared):
+        told = ", ".join(name if value is True else f"{name} {value}" for name, value in options.items())
+        lines.append(f"every server is started with, to be measured: {told}")
+    return lines
+
+
+def _pinned(prepared: Prepared) -> list[str]:
+    space = prepared.config.space
+    return [name for name in space.rules.pinnable() if name not in space.by_name]
+
+
+def _measuring(prepared: Prepared) -> dict[str, Value]:
+    """The measuring options that the search space leaves as they are."""
+    engine = prepared.config.engine
+    own = {*engine.args, *(f"env.{name}" for name in engine.env), *prepared.config.space.by_name}
+    return {name: value for name, value in prepared.engine.measuring_options().items() if name not in own}
 
 
 def cost_line(spent: Cost) -> str:
@@ -48,7 +74,7 @@ def _size(prepared: Prepared) -> str:
 
 
 def _lines(prepared: Prepared) -> list[str]:
-    lines = [*outlook_lines(prepared, cost(prepared, []))]
+    lines = [*outlook_lines(prepared, cost(prepared, [])), *given_lines(prepared)]
     lines += [f"warning: {warning}" for warning in prepared.warnings]
     for title, plan in prepared.first_plans():
         lines += ["", f"# {title}", plan.shell()]
@@ -66,8 +92,8 @@ def _json(prepared: Prepared) -> dict[str, object]:
             "name": title,
             "kind": points[title][0],
             "point": json.loads(point_key(points[title][1])),
-            "argv": list(plan.argv),
-            "env": dict(plan.env),
+            "argv": shown(plan.command()),
+            "env": plan.shown_env(),
             "unset": list(plan.unset),
             "shell": plan.shell(),
         }
@@ -82,6 +108,8 @@ def _json(prepared: Prepared) -> dict[str, object]:
         "plans": plans,
         "rejected_seed_points": [list(problems) for _, problems in prepared.rejected_seeds()],
         "not_searched": dict(prepared.inert),
+        "pinned_from_the_baseline": _pinned(prepared),
+        "measuring_options": _measuring(prepared),
         "warnings": list(prepared.warnings),
         "cost": {
             "launches": spent.launches,

@@ -11,7 +11,7 @@ from rich.text import Text
 from specsearch.clock import Clock
 from specsearch.executors.driver import Event, StudyDriver, StudyEnded, TrialEnded, TrialMoved, TrialStarted
 from specsearch.metrics import METRICS, duration
-from specsearch.study import count_searched, ranked, typical_seconds
+from specsearch.study import count_searched, lessons, ranked, typical_seconds
 from specsearch.trial import Progress, TrialResult, TrialStatus
 
 HEARTBEAT_S = 30.0  # a line at least so often where no line can be rewritten
@@ -43,6 +43,8 @@ class ProgressDisplay:
             case TrialEnded(result):
                 self._moved.pop(result.number, None)
                 self._line(f"{self._place()} {_ended(result)}{self._outlook()}")
+                if lessons([result]):
+                    self._line(f'        from now on "{result.lesson}" holds for every trial')
             case StudyEnded(why):
                 self._live.stop()
                 self._line(f"search ended: {why}")

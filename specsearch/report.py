@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specsearch.cli import parser, run_command
+from specsearch.cli import parser, run_command, show
 
 if TYPE_CHECKING:
+    from specsearch.search_space import SearchSpace
     from specsearch.storage import ResultsFolder
 
 
@@ -33,11 +34,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show_report(
-    folder: "ResultsFolder", output_format: str, *, top: int = 10, ended: str | None = None, notes: Sequence[str] = ()
+    folder: "ResultsFolder",
+    output_format: str,
+    *,
+    top: int = 10,
+    ended: str | None = None,
+    notes: Sequence[str] = (),
+    space: "SearchSpace | None" = None,
 ) -> int:
     """Print the verdict as `text` or `json`.
 
-    `ended` says why the search ended and `notes` what else is to be warned of; rows do not know either.
+    `ended` says why the search ended, `notes` what else is to be warned of, and by the space it is counted what trials
+    have closed; rows know none of them.
     """
     from specsearch.analysis.text import no_verdict_lines, verdict_lines
     from specsearch.analysis.verdict import StudyFacts, no_verdict, verdict
@@ -60,9 +68,9 @@ def show_report(
         if stored.objective is None:
             left_out = "".join(f"\n  - {problem}" for problem in stored.problems)
             raise NoRankableTrial(f"{folder.path} holds no trial that can be read{left_out}")
-        said = verdict(stored.results, stored.objective, facts)
+        said = verdict(stored.results, stored.objective, facts, space)
     except NoRankableTrial as why:
-        nothing = no_verdict(stored.results, stored.objective or Objective(), facts, why)
+        nothing = no_verdict(stored.results, stored.objective or Objective(), facts, why, space)
         _print(nothing.to_json() if output_format == "json" else no_verdict_lines(nothing))
         raise
     _print(said.to_json() if output_format == "json" else verdict_lines(said, top=top))
@@ -74,9 +82,9 @@ _ONLY_PLAIN = "choice none"  # the field of a space without speculation, as conf
 
 def _print(page: Mapping[str, object] | Sequence[str]) -> None:
     if isinstance(page, Mapping):
-        print(json.dumps(page, indent=2, allow_nan=False, ensure_ascii=False))
+        show(json.dumps(page, indent=2, allow_nan=False, ensure_ascii=False))
     elif page:
-        print("\n".join(page))
+        show("\n".join(page))
 
 
 def main() -> int:

@@ -181,7 +181,6 @@ def _execute(
     if arguments.address or os.environ.get("RAY_ADDRESS"):
         _show_ray_token()
     from specsearch.executors.ray_cluster import Demand, ray_session  # Ray takes seconds to import
-    from specsearch.executors.ray_tune import run_in_ray
 
     config = prepared.config
     demand = Demand(prepared.gpus_per_trial, config.cluster.trials_per_node)
@@ -192,6 +191,8 @@ def _execute(
         gpus=None if arguments.address else local_gpus(config),
         include_dashboard=not arguments.no_dashboard,
     ) as session:
+        from specsearch.executors.ray_tune import run_in_ray
+
         interrupts.listen()  # Ray has put handlers of its own in place
         if session.dashboard_url:
             token = " (its token: ray get-auth-token)" if session.asks_for_a_token else ""
@@ -205,6 +206,7 @@ def _execute(
             resource_wait_s=config.cluster.resource_wait_s,
             clock=clock,
             reuse_actors=prepared.engine.is_simulated,  # trials of seconds; a real launch takes minutes
+            lost=session.lost,
         )
 
 
@@ -241,7 +243,9 @@ def _conclude(
 
 
 def _show(prepared: Prepared, folder: ResultsFolder, arguments: argparse.Namespace, done: Done) -> int:
-    return show_report(folder, arguments.format, ended=done.why, notes=prepared.warnings)
+    space = prepared.config.space
+    code = show_report(folder, arguments.format, ended=done.why, notes=prepared.warnings, space=space)
+    return code if done.exit_code is None else done.exit_code
 
 
 class _Interrupts:

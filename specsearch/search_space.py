@@ -236,6 +236,10 @@ class Rules(Protocol):
     def problems(self, point: Point) -> Sequence[str]:
         """Why the engine could not run this canonical point; empty when it can."""
 
+    def refusal(self, point: Point) -> str:
+        """The reason, as one word, of a point that has problems."""
+        return "infeasible_params"
+
     def settled_by(self, effective: Mapping[str, str]) -> "Rules":
         """The same rules knowing what the baseline resolved to, which later trials are pinned to."""
         return self
@@ -243,6 +247,10 @@ class Rules(Protocol):
     def pins(self, point: Point) -> dict[str, Value]:
         """What a trial at this point is given beyond it so that it differs from the baseline in nothing else."""
         return {}
+
+    def pinnable(self) -> Sequence[str]:
+        """The names of all that `pins` may hold, known before the baseline has run."""
+        return ()
 
 
 class NoRules(Rules):
@@ -284,10 +292,6 @@ class SearchSpace:
             waiting.remove(ready[0])
         return tuple(done)
 
-    @property
-    def searches_speculation(self) -> bool:
-        return ALGORITHM in self.by_name
-
     def is_active(self, parameter: Parameter, partial: Point) -> bool:
         """Whether the conditions of a parameter hold; plain decoding has no speculative knob."""
         if parameter.name != ALGORITHM and is_speculative_knob(parameter.name) and partial.get(ALGORITHM) == PLAIN:
@@ -322,14 +326,8 @@ class SearchSpace:
 
     def start_baseline(self, overrides: Point) -> dict[str, Value]:
         """Plain decoding with the engine's defaults, but for what the search-space file says of the baseline."""
-        plain = self.walk(self._plain_choice(overrides))
+        plain = self.walk(lambda p: PLAIN if p.name == ALGORITHM else overrides.get(p.name, self.default_of(p)))
         return dict(sorted((plain_of(plain) if ALGORITHM in self.by_name else plain).items()))
-
-    def _plain_choice(self, overrides: Point) -> Callable[[Parameter], Value]:
-        def choose(parameter: Parameter) -> Value:
-            return PLAIN if parameter.name == ALGORITHM else overrides.get(parameter.name, self.default_of(parameter))
-
-        return choose
 
     def problems(self, point: Point) -> list[str]:
         """Everything wrong with a canonical point; empty when it can be launched.
@@ -397,4 +395,5 @@ def _next_or_ask(chosen: Iterator[Value], parameter: Parameter) -> Value:
 
 
 # Speculation first, then the switch for graphs: the order in which an engine's rules look back.
-_ORDER: Mapping[str, int] = {name: position for position, name in enumerate((*SPECULATIVE_KNOBS, "cuda_graph"))}
+_FIRST = (ALGORITHM, "speculative_adaptive", "speculative_adaptive_config", *SPECULATIVE_KNOBS[1:], "cuda_graph")
+_ORDER = {name: position for position, name in enumerate(_FIRST)}

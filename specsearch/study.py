@@ -21,7 +21,12 @@ MOST_ATTEMPTS = 3  # a host's failure is retried twice at most
 MOST_DUPLICATES_IN_A_ROW = 10
 
 # These speak against the node whatever was launched on it; a hang, a crash or no shared memory may be the point's.
-HOST_REASONS = frozenset({"gpu_not_free", "gpu_lost", "port_taken", "wrong_server", "host_not_fit", "launch_failed"})
+HOST_REASONS = frozenset(
+    {
+        *("gpu_not_free", "gpu_lost", "gpu_fault", "port_taken", "wrong_server", "host_not_fit", "launch_failed"),
+        "disk_full",
+    }
+)
 # Few in one run, which ends with its nodes. Every run tries a baseline anew that only these kept from being measured.
 BOUNDED_BY_THE_RUN = HOST_REASONS | {"interrupted"}
 
@@ -48,6 +53,7 @@ class Reject:
 
     request: TrialRequest
     problems: tuple[str, ...]
+    reason: str = "infeasible_params"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ class Study:
     proposer: Proposer
     seed_points: tuple[Point, ...] = ()  # as given; canonicalised here
     baseline: Point = field(default_factory=dict)  # overrides of the start baseline
+    learnt: tuple[Constraint, ...] = ()  # what trials have taught, among the constraints of the space
 
     @property
     def baseline_point(self) -> Point:
@@ -103,7 +110,7 @@ class Study:
         known = (sources, baseline.effective_key if baseline else None)
         if known not in self._spaces:  # a space that was listed once is worth keeping
             self._spaces[known] = taught_space(self.space, rows)
-        return replace(self, space=self._spaces[known])
+        return replace(self, space=self._spaces[known], learnt=lessons(rows))
 
     @cached_property
     def _spaces(self) -> dict[tuple[tuple[str, ...], str | None], SearchSpace]:
@@ -150,13 +157,13 @@ class Study:
     def _seed(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
         known = known_keys(latest, pending)
         for given in self.seed_points:
-            point = self.space.canonical(given)
+            point = self._completed(given)
             if point_key(point) in known:
                 continue
             problems = self.space.problems(point)
             if problems:
                 request = self._request(latest, pending, TrialKind.SEED, point)
-                return Reject(request, tuple(problems))
+                return Reject(request, tuple(problems), self.space.rules.refusal(point))
             return self._launch(latest, pending, TrialKind.SEED, point)
         return None
 
@@ -178,6 +185,18 @@ class Study:
             return None
         finish = self._matched_plain(latest, pending)
         return finish or _wait_or(pending, Done(f"all {self.budget.trials} trials of the budget are used"))
+
+    def _completed(self, given: Point) -> Point:
+        """The canonical point; where a trial has shown a default that it takes to be closed, another value of that."""
+        point = self.space.canonical(given)
+        if all(constraint.holds(point) for constraint in self.learnt):
+            return point
+        for name in point.keys() - given.keys():
+            for value in self.space.by_name[name].all_values() if name in self.space.by_name else ():
+                other = self.space.canonical({**given, name: value})
+                if not self.space.problems(other):
+                    return other
+        return point
 
     def _search(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action:
         tail = [row.status for row in latest if row.kind == TrialKind.SEARCH][-MOST_DUPLICATES_IN_A_ROW:]

@@ -195,7 +195,8 @@ _IN_SPECULATION = {ALGORITHM, "num_steps", "eagle_topk", "num_draft_tokens"}
 
 
 def _speculation(point: Point) -> str:
-    triple = "/".join(str(point[name]) for name in ("num_steps", "eagle_topk", "num_draft_tokens") if name in point)
+    values = (point.get(name, UNSET) for name in ("num_steps", "eagle_topk", "num_draft_tokens"))
+    triple = "/".join(str(value) for value in values if value != UNSET)
     return f"{point.get(ALGORITHM, PLAIN)} {triple}".strip()
 
 

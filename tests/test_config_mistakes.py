@@ -207,6 +207,15 @@ def test_an_nccl_size_that_is_no_power_of_two_needs_an_explicit_word(tmp_path: P
     load(tmp_path, searched.replace("480", "256"))
 
 
+def test_a_thread_count_that_nccl_does_not_know_needs_an_explicit_word_as_well(tmp_path: Path) -> None:
+    """SM-09: 1024 is a power of two, and NCCL would take another count without an error."""
+    text = edited("env.NCCL_PROTO: {type: choice, values: [unset, LL, Simple]}",
+        "env.NCCL_NTHREADS: {type: choice, values: [unset, 512, 1024]}")  # fmt: skip
+    (found,) = problems(tmp_path, text)
+    assert "NCCL_NTHREADS 1024: NCCL takes 64, 128, 256, 512" in found
+    load(tmp_path, text.replace("tp_size: 2", "allow_odd_nccl_sizes: true"))
+
+
 def test_a_list_of_quadruples_becomes_seed_points_and_its_zero_is_the_baseline(tmp_path: Path) -> None:
     """SR-14: batch,steps,topk,draft; 1,0,0,0 is no trial of its own; 3/4/16 fits a tree of 36."""
     config = load(tmp_path, edited(SEED, '  ["1,0,0,0", "1,2,4,4", "1, 3, 1, 4", "8,3,4,16"]\n'))

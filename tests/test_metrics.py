@@ -186,6 +186,34 @@ def test_the_degenerate_share_is_of_good_replies() -> None:
     )
 
 
+WITHIN, BEYOND = "accept_length_within_draft_context", "accept_length_beyond_draft_context"
+
+
+def test_requests_beyond_the_drafters_own_context_are_summarised_apart() -> None:
+    """LF-14: 900 and 6000 prompt tokens before a drafter made for 2048."""
+    short = record(tokens=512, prompt_tokens=900, verify_steps=180)
+    long = record(tokens=512, prompt_tokens=6000, verify_steps=495)
+    found = summarise([short, long], 10.0, draft_context=2048).values
+    assert found[WITHIN] == pytest.approx(511 / 180)
+    assert found[BEYOND] == pytest.approx(511 / 495)
+    assert found["accept_length"] == pytest.approx(1022 / 675)
+
+
+def test_prompt_and_reply_count_together_against_the_drafters_context() -> None:
+    """LF-14"""
+    fits, exceeds = (record(tokens=100, prompt_tokens=prompt, verify_steps=50) for prompt in (156, 157))
+    assert summarise([fits], 10.0, draft_context=256).values[BEYOND] is None
+    assert summarise([exceeds], 10.0, draft_context=256).values[WITHIN] is None
+
+
+def test_without_a_stretched_drafter_nothing_is_told_apart() -> None:
+    """LF-14: null where it does not apply, and where nobody counts the prompt."""
+    request = record(tokens=100, verify_steps=50)
+    assert {summarise([request], 10.0).values[name] for name in (WITHIN, BEYOND)} == {None}
+    unknown = record(tokens=100, verify_steps=50, prompt_tokens=None)
+    assert {summarise([unknown], 10.0, draft_context=64).values[name] for name in (WITHIN, BEYOND)} == {None}
+
+
 @pytest.mark.parametrize(
     ("numbers", "share", "expected"),
     [([], 0.5, None), ([7], 0.99, 7), ([1, 2, 3, 4], 0.5, 2.5), ([4, 1, 3, 2], 1.0, 4), ([1, 2], 0.25, 1.25)],

@@ -9,8 +9,10 @@ import pytest
 from specsearch import report
 from specsearch.cli import run_command
 from specsearch.objective import Bound, Objective
+from specsearch.report import show_report
+from specsearch.search_space import ChoiceParameter, IntParameter, SearchSpace
 from specsearch.storage import ResultsFolder
-from specsearch.trial import TrialKind, TrialRequest, TrialStatus
+from specsearch.trial import Capture, TrialKind, TrialRequest, TrialStatus
 from tests.storage.made_rows import FIELDS, PLAIN_POINT, baseline, origin_tree, stamp, trial
 
 
@@ -161,3 +163,44 @@ def test_a_space_without_speculation_is_told_from_one_where_none_was_measured(
     made.write(baseline(), stamp({**FIELDS, "space.speculative_algorithm": values}))
     assert run(str(tmp_path)) == 0
     assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_a_verdict_rests_on_survives_the_rows(folder: ResultsFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same evidence from stored rows as from those in memory."""
+    row = replace(
+        origin_tree(3),
+        effective={"attention_backend": "flashinfer"},
+        pins={"page_size": 1},
+        overridden=("num_draft_tokens: asked 16, runs 4",),
+        captures=(Capture("target verify", 1.4, 0.08, 111.0, (1, 2)),),
+        queue_limited=True,
+        draft_context_overridden=True,
+    )
+    folder.write(replace(row, measurements=row.measurements[:2]), stamp())
+    folder.write(replace(baseline(), number=2, effective={"attention_backend": "triton"}), stamp())
+    assert run(str(folder.path), "--format", "json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(pin["name"], pin["value"], pin["trials"]) for pin in said["pins"]] == [("page_size", "1", [3])]
+    assert [(o["name"], o["asked"], o["runs"], o["trials"]) for o in said["overrides"]] == [
+        ("num_draft_tokens", "16", "4", [3])
+    ]
+    assert next(use for use in said["graphs"] if use["trial"] == 3)["captured"][0]["sizes"] == [1, 2]
+    assert [context["trial"] for context in said["draft_contexts"]] == [3]
+    assert next(c for c in said["ranking"] if c["trial"] == 3)["queue_limited"] is True
+
+
+def test_how_much_a_trial_closed_is_counted_where_the_space_is_at_hand(
+    folder: ResultsFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LF-05: `tune` has the space, `report` has rows alone."""
+    space = SearchSpace((ChoiceParameter("speculative_algorithm", ("none", "EAGLE3")), IntParameter("num_steps", 1, 5)))
+    point = {"speculative_algorithm": "EAGLE3", "num_steps": 5}
+    refused = trial(2, point, status=TrialStatus.INFEASIBLE, reason="arg_rejected", lesson="num_steps <= 2")
+    folder.write(refused, stamp())
+    assert show_report(folder, "text", space=space) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert 'after t0002 (arg_rejected) "num_steps <= 2" holds: 2 of the space\'s 6 configurations were not' in said
+    assert run(str(folder.path)) == 0
+    assert 'after t0002 (arg_rejected) "num_steps <= 2" holds: what violates it was not launched' in " ".join(
+        capsys.readouterr().out.split()
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specsearch.objective import Bound, Objective
-from specsearch.search_space import ChoiceParameter, IntParameter, Point, SearchSpace
+from specsearch.search_space import ChoiceParameter, IntParameter, NoRules, Point, SearchSpace, Value
 from specsearch.study import (
     Budget,
     Done,
@@ -364,3 +364,24 @@ def test_an_objective_survives_being_written_down() -> None:
     assert Objective.from_spec(objective.spec()) == objective
     with pytest.raises(ValueError, match="is no objective"):
         Objective.from_spec("{}")
+
+
+def test_a_seed_point_takes_what_is_left_of_a_knob_that_it_leaves_out() -> None:
+    """On GPUs where a default was seen to change nothing and closed, points given without that knob still run."""
+    space = SearchSpace(
+        (*SPACE.parameters[:2], ChoiceParameter("custom_all_reduce", (True, False))), rules=OnByDefault()
+    )
+    plain = {"custom_all_reduce": True, "speculative_algorithm": "none"}
+    seen = replace(row(0, plain, kind=TrialKind.BASELINE), lesson="not custom_all_reduce")
+    given: Point = {"num_steps": 2, "speculative_algorithm": "EAGLE3"}
+    seeded = Study(space, Objective(), Budget(), Listed(), (given,))
+    assert launched(seeded.next_action([seen], [])).point == {**given, "custom_all_reduce": False}
+    by_hand = Study(space, Objective(), Budget(), Listed(), ({**given, "custom_all_reduce": True},))
+    assert isinstance(by_hand.next_action([seen], []), Reject)
+
+
+class OnByDefault(NoRules):
+    """An engine that uses its own kernel unless told otherwise."""
+
+    def default(self, name: str) -> Value | None:
+        return True if name == "custom_all_reduce" else None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specsearch._search_space_file import models, names, workloads
 from specsearch._search_space_file.document import Document, Place, did_you_mean, read_document, shown
+from specsearch._search_space_file.launching import read_command_prefix, read_stop_command
 from specsearch._search_space_file.models import EngineSection, LoadPointSection, WorkloadSection
 from specsearch._search_space_file.points import read_baseline, read_seed_points
 from specsearch._search_space_file.space import Known, Pinned, check_power_of_two, read_parameters, read_space
@@ -84,9 +85,11 @@ def _engine(document: Document, section: EngineSection, pinned: Pinned) -> Engin
         tp_size=section.tp_size,
         python=absolute_program(folder, section.python) if section.python else None,
         version=section.version,
-        command_prefix=tuple(absolute(folder, word) for word in section.command_prefix),
+        command_prefix=read_command_prefix(document, section),
+        stop_command=read_stop_command(document, section),
         args=_pinned_args(document, section, pinned),
         env=_pinned_env(document, section, pinned),
+        check_drafter=section.check_drafter,
         simulated=simulated,
     )
 

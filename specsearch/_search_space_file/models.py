@@ -56,7 +56,15 @@ class _EngineSection(Section):
         None, description="interpreter that has the engine; default: the one that runs specsearch"
     )
     version: str | None = Field(None, description="consulted only where no engine is installed, as in a dry run")
-    command_prefix: list[str] = Field([], description="words put before the launch command, such as `[numactl, -N, 0]`")
+    command_prefix: list[str] = Field(
+        [],
+        description="words put before the launch command, such as `[numactl, -N, 0]`; "
+        "`{env}`, `{gpus}`, `{name}` and `{tmpdir}` are filled in for a [container](containers.md)",
+    )
+    stop_command: list[str] = Field(
+        [],
+        description="ends a container that outlives the end of its client, such as `[docker, kill, '{name}']`",
+    )
     tp_size: Annotated[int, Field(ge=1, le=64)] = Field(
         _ENGINE.tp_size, description="tensor-parallel size; a trial owns that many GPUs"
     )
@@ -66,6 +74,10 @@ class _EngineSection(Section):
     )
     allow_odd_nccl_sizes: bool = Field(
         False, description="take NCCL thread counts and buffer sizes that are no powers of two"
+    )
+    check_drafter: bool = Field(
+        _ENGINE.check_drafter,
+        description="refuse a drafter whose files do not fit algorithm and target; `false`: only say so",
     )
 
 

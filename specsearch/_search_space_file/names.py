@@ -16,6 +16,7 @@ KNOBS: Mapping[str, type[bool | int | str]] = {
     "eagle_topk": int,
     "num_draft_tokens": int,
     "cuda_graph": bool,
+    "decode_cuda_graph": bool,
     "cuda_graph_max_bs": int,
     "cuda_graph_bs": str,
     "num_continuous_decode_steps": int,
@@ -44,7 +45,11 @@ ALIASES: Mapping[str, str] = {
     "cuda_graph_bs_decode": "cuda_graph_bs",
 }
 # SGLang's switches that turn off what a named knob turns on.
-NEGATIONS: Mapping[str, str] = {"disable_cuda_graph": "cuda_graph", "disable_custom_all_reduce": "custom_all_reduce"}
+NEGATIONS: Mapping[str, str] = {
+    "disable_cuda_graph": "cuda_graph",
+    "disable_decode_cuda_graph": "decode_cuda_graph",
+    "disable_custom_all_reduce": "custom_all_reduce",
+}
 
 _TP_SIZE = "it is engine.tp_size"
 _MODEL = "it is engine.model"
@@ -79,6 +84,8 @@ _OWNED_VARIABLES: Mapping[str, str] = {
 POWERS_OF_TWO = tuple(
     f"{ENV}{name}" for name in ("NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE")
 )
+# The only thread counts that NCCL's documentation allows.
+THREAD_COUNTS = ("64", "128", "256", "512")
 
 _FLAG = re.compile(r"[a-z][a-z0-9_]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -181,6 +181,14 @@ def check_power_of_two(document: Document, place: Place, name: str, values: Sequ
             f"{name.removeprefix(names.ENV)} {odd[0]} is no power of two: NCCL has returned wrong sums and hung at "
             "such values; use powers of two, or set engine.allow_odd_nccl_sizes: true",
         )
+        return
+    unknown = [str(value) for value in values if value != UNSET and str(value) not in names.THREAD_COUNTS]
+    if name == f"{names.ENV}NCCL_NTHREADS" and unknown:
+        document.problem(
+            place,
+            f"NCCL_NTHREADS {unknown[0]}: NCCL takes {', '.join(names.THREAD_COUNTS)}; use one of them, "
+            "or set engine.allow_odd_nccl_sizes: true",
+        )
 
 
 def _is_power_of_two(text: str) -> bool:

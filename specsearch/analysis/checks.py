@@ -3,12 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from specsearch.analysis.settings import Override, overrides
 from specsearch.analysis.speedup import SPEED, MatchedPlain, StepCost, most_tokens_per_step
 from specsearch.analysis.stability import relative_range, values_at
 from specsearch.metrics import METRICS
 from specsearch.objective import Objective, per_load_point
 from specsearch.search_space import is_plain, point_key
-from specsearch.study import lessons
 from specsearch.trial import TrialResult, TrialStatus
 from specsearch.workload import RANDOM
 
@@ -16,6 +16,7 @@ LEAST_BREAK_EVEN = 0.98  # a speculative step contains a plain one; below 1 by m
 MOST_REPEAT_RANGE = 0.10
 MOST_LAUNCH_RANGE = 0.05
 NEARLY_ALL_ACCEPTED = 0.97  # of the longest possible
+_MOST_CHANGES = 3  # of one setting, that are spelled out
 
 
 def warnings_of(rows: Sequence[TrialResult], objective: Objective) -> Iterator[str]:
@@ -27,19 +28,10 @@ def warnings_of(rows: Sequence[TrialResult], objective: Objective) -> Iterator[s
     yield from _nearly_all_accepted(good)
     yield from _beyond_bounds(good, objective)
     yield from _said_by_trials(rows)
-    yield from _learnt(rows)
+    yield from _changed_by_servers(rows)
     for row in rows:
         if row.node_unfit:
             yield f"node {row.node} takes no more trials since t{row.number:04d}: {row.node_unfit}"
-
-
-def _learnt(rows: Sequence[TrialResult]) -> Iterator[str]:
-    for lesson in lessons(rows):
-        teacher = next(row for row in rows if row.lesson == lesson.source)
-        yield (
-            f"only configurations with {lesson.source} were launched after t{teacher.number:04d} "
-            f"({teacher.reason}: {teacher.detail or teacher.message})"
-        )
 
 
 def warnings_of_step_costs(name: str, costs: Sequence[StepCost], plain: MatchedPlain) -> Iterator[str]:
@@ -137,8 +129,25 @@ def _worst(row: TrialResult, objective: Objective, metric: str) -> str:
 def _said_by_trials(rows: Sequence[TrialResult]) -> Iterator[str]:
     said: dict[str, list[int]] = defaultdict(list)
     for row in rows:
-        for warning in [*row.warnings, *(f"the server changed {change}" for change in row.overridden)]:
-            said[warning].append(row.number)
+        for warning in row.warnings:
+            if not (row.lesson and row.lesson in warning):  # what trials taught has a place of its own
+                said[warning].append(row.number)
     for warning, numbers in said.items():
-        where = f"t{numbers[0]:04d}" if len(numbers) == 1 else f"{len(numbers)} trials, first t{numbers[0]:04d}"
-        yield f"{warning.rstrip('.')} ({where})"
+        yield f"{warning.rstrip('.')} ({_where(numbers)})"
+
+
+def _changed_by_servers(rows: Sequence[TrialResult]) -> Iterator[str]:
+    """One sentence for each setting, however many trials and values it was changed in."""
+    changes: dict[str, list[Override]] = defaultdict(list)
+    for override in overrides(rows):
+        changes[override.name].append(override)
+    for name, found in changes.items():
+        numbers = sorted({number for override in found for number in override.trials})
+        told = [f"asked {override.asked}, runs {override.runs}" for override in found if override.asked is not None]
+        more = f"; and {len(told) - _MOST_CHANGES} more" if len(told) > _MOST_CHANGES else ""
+        what = f": {'; '.join(told[:_MOST_CHANGES])}{more}" if told else ""
+        yield f"the server changed {name}{what} ({_where(numbers)})"
+
+
+def _where(numbers: Sequence[int]) -> str:
+    return f"t{numbers[0]:04d}" if len(numbers) == 1 else f"{len(numbers)} trials, first t{numbers[0]:04d}"

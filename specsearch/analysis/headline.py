@@ -1,10 +1,12 @@
 """The first sentences of a verdict: whether speculation pays, and where that is known."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 from specsearch.analysis.checks import broken_bounds
+from specsearch.analysis.differences import Comparison
+from specsearch.analysis.lines import listed
 from specsearch.analysis.stability import Ratio, relative_range, values_at
 from specsearch.analysis.standing import Contender, Judge
 from specsearch.metrics import METRICS
@@ -21,6 +23,7 @@ class Finding(StrEnum):
     FASTER = "faster"
     SLOWER = "slower"
     NO_DIFFERENCE = "no_significant_difference"  # not decided: 1 is inside the interval, or nothing was repeated
+    QUEUE_LIMITED = "queue_limited"  # not decided: requests waited to be admitted in one of the two only
     NO_SPECULATION = "no_speculative_trial"
     NO_PLAIN = "no_plain_trial"
     NOTHING_RANKED = "none"
@@ -32,6 +35,8 @@ def finding_of(plain: Contender | None, speculative: Contender | None) -> Findin
         return Finding.NO_SPECULATION
     if plain is None or speculative.over_best_plain is None:
         return Finding.NO_PLAIN
+    if speculative.queue_limited != plain.queue_limited:
+        return Finding.QUEUE_LIMITED
     if not speculative.over_best_plain.known:
         return Finding.NO_DIFFERENCE
     if speculative.over_best_plain.is_above:
@@ -54,21 +59,41 @@ def headline(judge: Judge, finding: Finding, *, searched: bool) -> str:
         said.append(_elsewhere(judge, row))
     if finding == Finding.NO_DIFFERENCE:
         said.append(_what_decides((row, plain_row), judge.objective, speculative.over_best_plain))
+    if speculative.queue_limited or plain.queue_limited:
+        said.append("Raise max_running_requests, or free memory for it, and run both again.")
     return " ".join(filter(None, said))
+
+
+def confounded(comparisons: Sequence[Comparison]) -> str | None:
+    """A sentence on what else than speculation and searched knobs these comparisons of one trial may owe to."""
+    plain: dict[tuple[str, ...], list[str]] = {}
+    for comparison in comparisons:
+        if comparison.confounders:
+            plain.setdefault(comparison.confounders, []).append(f"t{comparison.plain:04d}")
+    if not plain:
+        return None
+    differs = (f"from {listed(names)} in {listed(settings)}" for settings, names in plain.items())
+    return f"Confounded: beyond the searched settings, t{comparisons[0].trial:04d} also differs {listed(differs)}."
 
 
 def show(ratio: Ratio | None) -> str:
     """A ratio with its interval, `1.42× (1.38–1.47)`."""
     if ratio is None:
         return "–"
+    queue = ", queue-limited" if ratio.queue_limited else ""
     if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f}× (measured once)"
+        return f"{ratio.value:.2f}× (measured once{queue})"
     digits = 2 if ratio.high - ratio.low > 0.02 else 3
-    return f"{ratio.value:.{digits}f}× ({ratio.low:.{digits}f}–{ratio.high:.{digits}f})"
+    return f"{ratio.value:.{digits}f}× ({ratio.low:.{digits}f}–{ratio.high:.{digits}f}{queue})"
+
+
+def show_short(ratio: Ratio | None) -> str:
+    """A ratio without its interval; `q` where it compares what servers admit."""
+    return "–" if ratio is None else f"{ratio.value:.2f}×{' q' if ratio.queue_limited else ''}"
 
 
 def _comparison(judge: Judge, finding: Finding, speculative: Contender, plain: Contender) -> str:
-    where = f" at {_listed(judge.objective.at)}" if _uncounted(judge) else ""
+    where = f" at {listed(judge.objective.at)}" if _uncounted(judge) else ""
     ratio, other = show(speculative.over_best_plain), f"the best plain decoding, {plain.title}"
     match finding:
         case Finding.FASTER:
@@ -77,6 +102,10 @@ def _comparison(judge: Judge, finding: Finding, speculative: Contender, plain: C
         case Finding.SLOWER:
             best = f"the best, {speculative.title}, reaches {ratio}"
             return f"No speculation beats the baseline{where}: {best} of {other}."
+        case Finding.QUEUE_LIMITED:
+            waited = speculative if speculative.queue_limited else plain
+            why = f"requests waited to be admitted in t{waited.trial:04d} only, so this compares limits, not speed"
+            return f"Not decided{where}: {speculative.title} measured {ratio} of {other}; {why}."
         case _:
             known = speculative.over_best_plain is not None and speculative.over_best_plain.known
             why = "the interval includes 1" if known else "nothing was repeated, so there is no interval"
@@ -106,8 +135,8 @@ def _elsewhere(judge: Judge, row: TrialResult) -> str:
     slower = {point: ratio for point, ratio in found.items() if ratio is not None and ratio.value < 1}
     if not slower:
         return ""
-    counts = f"which the objective does not count, it measured {_listed(f'{r.value:.2f}×' for r in slower.values())}"
-    return f"At {_listed(slower)}, {counts}."
+    values = (f"{r.value:.2f}×{' (queue-limited)' if r.queue_limited else ''}" for r in slower.values())
+    return f"At {listed(slower)}, which the objective does not count, it measured {listed(values)}."
 
 
 def _uncounted(judge: Judge) -> list[str]:
@@ -121,7 +150,7 @@ def _what_decides(rows: Sequence[TrialResult], objective: Objective, ratio: Rati
     repeats = [(values_at(row.measurements, objective.metric, point), point) for row in rows for point in points]
     apart, point = max((relative_range(values), point) for values, point in repeats)
     if not ratio.known or apart == 0:
-        return f"Give {_listed(points)} more repeats, or run both again."
+        return f"Give {listed(points)} more repeats, or run both again."
     return f"Raise the repeats of {point}, whose repeats differ most ({apart:.0%}), or run both again."
 
 
@@ -135,7 +164,7 @@ def _without_speculation(
     if scored:
         near = min(scored, key=lambda row: (max(objective.violations(row.measurements)), row.number))
         bounds = " and ".join(map(str, objective.subject_to))
-        nearest = f"the nearest, t{near.number:04d}, has {_listed(broken_bounds(near, objective).values())}"
+        nearest = f"the nearest, t{near.number:04d}, has {listed(broken_bounds(near, objective).values())}"
         return f"No speculative configuration keeps {bounds}; {nearest}. Of those that do, {best}."
     if tried:
         counts = Counter(
@@ -147,7 +176,3 @@ def _without_speculation(
     if searched or any(not is_plain(row.point) for row in rows):
         return f"No speculative configuration has been measured yet; {best}."
     return f"The search space has no speculation: nothing is said of it; {best}."
-
-
-def _listed(words: Iterable[str]) -> str:
-    return " and ".join(words)

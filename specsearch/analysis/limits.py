@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specsearch import speculation
+from specsearch.analysis.graphs import without_graphs
 from specsearch.analysis.speedup import most_tokens_per_step
 from specsearch.trial import TrialResult
 
@@ -79,9 +80,10 @@ def _missing(accept_length: float, break_even: float) -> str:
 
 def _cheaper_steps(row: TrialResult, accept_length: float) -> Iterator[str]:
     point = row.point
-    if point.get("cuda_graph") is False:
+    if without_graphs(point):
         yield "turn CUDA graphs on: without them every draft step pays for its kernel launches"
-    tokens, topk, steps = (point.get(name) for name in ("num_draft_tokens", "eagle_topk", "num_steps"))
+    fixed = {} if most_tokens_per_step(point) is None else point  # with adaptive speculation the triple moves
+    tokens, topk, steps = (fixed.get(name) for name in ("num_draft_tokens", "eagle_topk", "num_steps"))
     if isinstance(tokens, int) and tokens > _WIDE * accept_length:
         yield f"verify fewer tokens: {tokens} are verified for {accept_length:.2f} that are kept"
     chain = steps + 1 if isinstance(steps, int) else None  # tokens that a chain of the same depth verifies
@@ -108,7 +110,7 @@ def _longer_accepts(row: TrialResult, accept_length: float, longest: int | None)
 
 def _shortest_chain(row: TrialResult) -> tuple[int, float] | None:
     """The shortest chain that keeps nearly the whole accept length, exact from the histogram; None if no shorter."""
-    steps = row.point.get("num_steps")
+    steps = row.point.get("num_steps") if most_tokens_per_step(row.point) else None  # unless its steps move
     histogram = _histogram(row)
     if row.point.get("eagle_topk") != 1 or not isinstance(steps, int) or len(histogram) <= steps:
         return None

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from specsearch.analysis.memory import TOO_HIGH, TOO_LOW, drafter, memory_hints
 from specsearch.study import latest_attempts
 from specsearch.trial import Phase, TrialResult, TrialStatus
 
@@ -20,13 +21,20 @@ ADVICE: Mapping[str, str] = {
     "oom_kv_budget": "raise mem_fraction_static",
     "graph_capture_oom": "smaller cuda_graph_max_bs or mem_fraction_static",
     "graph_capture_failed": "another attention backend, or no graphs",
+    "draft_mismatch": "take a drafter that was made for this target",
+    "weights_mismatch": "does config.json belong to these weights, and the drafter to this target?",
+    "weights_unreadable": "compare the file's size and checksum with the original",
+    "host_out_of_memory": "see who uses the node's memory",
+    "disk_full": "make room on the node's disk",
+    "gpu_fault": "look at `dmesg`; the GPU may need a reset",
     "runtime_crash": "read the end of the server's log",
     "gpu_not_free": "end what holds the GPU, or give other GPUs",
     "port_taken": "nothing: the next attempt takes a fresh port",
     "wrong_server": "find out who listens on that port",
     "node_lost": "look at the node",
     "hang": "see how far the server's log came",
-    "engine_died": "read the end of the server's log",
+    "engine_died": "was it the kernel's out-of-memory killer? `dmesg` tells",
+    "unknown": "read the server's log; no known cause fits it",
     "interrupted": _NEXT_RUN,
     "draft_never_accepted": "check the drafter against the algorithm: EAGLE for an EAGLE-3 drafter?",
     "graphs_not_active": "raise cuda_graph_max_bs to the concurrency, or see why capture was skipped",
@@ -102,13 +110,14 @@ def failures(rows: Sequence[TrialResult]) -> list[Failure]:
         if row.status not in _NO_FAILURE:
             taken_up = _was_cut_short(row) and decided.get(row.number, 0) > row.attempt
             groups.setdefault((row.status.value, row.reason or "unknown", taken_up), []).append(row)
+    hints = memory_hints(rows)
     found = [
         Failure(
             status=status,
             reason=reason,
             trials=tuple(sorted({row.number for row in group})),
             attempts=len(group),
-            advice=_TAKEN_UP if taken_up else _advice(reason, group),
+            advice=_TAKEN_UP if taken_up else _advice(reason, group, hints),
         )
         for (status, reason, taken_up), group in groups.items()
     ]
@@ -120,9 +129,14 @@ def _was_cut_short(row: TrialResult) -> bool:
     return row.status == TrialStatus.ABORTED or row.reason == "interrupted"
 
 
-def _advice(reason: str, group: Sequence[TrialResult]) -> str:
+def _advice(reason: str, group: Sequence[TrialResult], hints: Mapping[str, str]) -> str:
+    """What the failures say together goes before what each of them advises."""
+    drafters = dict.fromkeys(drafter(row) for row in group) if reason in TOO_LOW | TOO_HIGH else {}
+    told = [hints[name] for name in drafters if name in hints]
+    if told and len(told) == len(drafters):
+        return "; ".join(told)
     own = next((row.advice for row in group if row.advice), None)
-    return (own or ADVICE.get(reason) or "see message and log of the trial").rstrip(".")
+    return "; ".join([*told, (own or ADVICE.get(reason) or "see message and log of the trial").rstrip(".")])
 
 
 def time_spent(rows: Sequence[TrialResult]) -> TimeSpent:

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specsearch import speculation
-from specsearch.analysis.stability import Ratio, ratio, values_at
+from specsearch.analysis.differences import knobs_apart
+from specsearch.analysis.stability import Ratio, ratio, values_at, waiting
 from specsearch.objective import per_load_point
-from specsearch.search_space import ALGORITHM, UNSET, Point, is_plain, is_speculative_knob, same_value
+from specsearch.search_space import Point, is_plain
 from specsearch.trial import TrialKind, TrialResult, TrialStatus
 
 SPEED = "output_tokens_per_s"
@@ -59,13 +60,16 @@ def start_baseline(rows: Iterable[TrialResult]) -> TrialResult | None:
 
 
 def matched_plain(row: TrialResult, rows: Iterable[TrialResult]) -> MatchedPlain | None:
-    """The plain run with the same non-speculative knobs, else the one that differs in fewest; None without any."""
+    """The plain run with the same non-speculative knobs, else the one that differs in fewest; None without any.
+
+    A run counts for every point that was skipped because its server would have run the same configuration.
+    """
     rows = [other for other in rows if is_plain(other.point)]
-    twins = [other for other in rows if other.status == TrialStatus.SKIPPED_DUPLICATE]
+    twins = [other for other in rows if other.status == TrialStatus.SKIPPED_DUPLICATE and other.effective_key]
     runs = []
     for other in (other for other in rows if other.status == TrialStatus.OK):
         asked = [other.point, *(twin.point for twin in twins if twin.effective_key == other.effective_key)]
-        runs.append(MatchedPlain(other, min((_differing_knobs(row.point, point) for point in asked), key=len)))
+        runs.append(MatchedPlain(other, min((knobs_apart(row.point, point) for point in asked), key=len)))
     return min(runs, key=lambda run: (len(run.differs_in), run.row.number), default=None)
 
 
@@ -85,7 +89,7 @@ def step_costs(row: TrialResult, plain: TrialResult) -> list[StepCost]:
                 accept_length=accepts[point],
                 output_tokens_per_s=speeds[point],
                 plain_output_tokens_per_s=plain_speeds[point],
-                speed_up=ratio(*repeats),
+                speed_up=waiting(ratio(*repeats), row, plain, [point]),
                 break_even=break_even,
                 margin=accepts[point] - break_even,
                 step_time_ratio=steps[point] / plain_steps[point] if both else None,
@@ -95,7 +99,12 @@ def step_costs(row: TrialResult, plain: TrialResult) -> list[StepCost]:
 
 
 def most_tokens_per_step(point: Point) -> int | None:
-    """The longest accept length a configuration can have: one token for each draft step, and the bonus token."""
+    """The longest accept length a configuration can have: one token for each draft step, and the bonus token.
+
+    None where it is not known, as with adaptive speculation, whose steps move.
+    """
+    if point.get("speculative_adaptive") is True:
+        return None
     steps, tokens = point.get("num_steps"), point.get("num_draft_tokens")
     bounds = [value + extra for value, extra in ((steps, 1), (tokens, 0)) if isinstance(value, int)]
     return min(bounds, default=None)
@@ -113,8 +122,3 @@ def _means(row: TrialResult, metric: str) -> dict[str, float]:
         values = per_load_point((m for m in row.measurements if m.load_point == name), metric) or {}
         found |= {point: value for point, value in values.items() if value > 0}
     return found
-
-
-def _differing_knobs(left: Point, right: Point) -> tuple[str, ...]:
-    names = {name for name in left.keys() | right.keys() if name != ALGORITHM and not is_speculative_knob(name)}
-    return tuple(sorted(name for name in names if not same_value(left.get(name, UNSET), right.get(name, UNSET))))

@@ -6,8 +6,9 @@ not in these intervals, and they say so wherever they are shown.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from specsearch.analysis.admission import waited_at
 from specsearch.metrics import METRICS
 from specsearch.objective import Objective
 from specsearch.trial import Measurement, TrialResult
@@ -25,11 +26,16 @@ _Z95 = 1.95996
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How one value compares with another; `low` and `high` are None where nothing was repeated."""
+    """How one value compares with another; `low` and `high` are None where nothing was repeated.
+
+    Where requests waited to be admitted on either side it is `queue_limited`: it compares limits of servers as well,
+    and is never shown as a plain number.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
+    queue_limited: bool = False
 
     @property
     def known(self) -> bool:
@@ -47,6 +53,8 @@ class Ratio:
     @property
     def finding(self) -> str:
         """In two or three words; `no significant difference` where 1 is inside the interval."""
+        if self.queue_limited:
+            return "queue-limited"
         if self.is_above or self.is_below:
             word = "faster" if self.is_above else "slower"
             return word if self.known else f"{word}, measured once"
@@ -91,13 +99,19 @@ def objective_ratio(row: TrialResult, reference: TrialResult, objective: Objecti
     if score is None or reference_score is None or repeats.keys() != reference_repeats.keys():
         return None
     weights, reference_weights = _weights(repeats, objective), _weights(reference_repeats, objective)
-    terms: list[_Term] = []
-    for name, values in repeats.items():
-        part = _terms(values, reference_repeats[name], weights[name], reference_weights[name])
-        if part is None:
-            return Ratio(score / reference_score)
-        terms += part
-    return _with_interval(score / reference_score, terms)
+    parts = [
+        _terms(values, reference_repeats[name], weights[name], reference_weights[name])
+        for name, values in repeats.items()
+    ]
+    known = [part for part in parts if part is not None]
+    terms = [term for part in known for term in part] if len(known) == len(parts) else None
+    return waiting(_with_interval(score / reference_score, terms), row, reference, repeats)
+
+
+def waiting(found: Ratio, row: TrialResult, reference: TrialResult, load_points: Iterable[str]) -> Ratio:
+    """The same ratio, marked where requests waited to be admitted at one of these load points on either side."""
+    waited = {*waited_at(row), *waited_at(reference)}
+    return replace(found, queue_limited=not waited.isdisjoint(load_points))
 
 
 def relative_range(values: Sequence[float]) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from specsearch.analysis.admission import waited_at
 from specsearch.analysis.speedup import (
     MatchedPlain,
     StepCost,
@@ -35,6 +36,7 @@ class Contender:
     break_even: float | None
     margin: float | None
     predicted: bool  # break-even and margin are against a plain run that differs in other knobs, too
+    queue_limited: bool  # requests waited to be admitted at a load point of the objective
     command: str | None
 
     @property
@@ -89,6 +91,7 @@ class Judge:
             break_even=break_even,
             margin=accept_length - break_even if accept_length is not None and break_even is not None else None,
             predicted=break_even is not None and self._is_predicted(row),
+            queue_limited=not set(waited_at(row)).isdisjoint(self.objective.values(row.measurements) or {}),
             command=row.serve_command or row.command,
         )
 

@@ -1,20 +1,21 @@
 """A verdict as lines of plain text, at most 100 columns wide where words allow it."""
 
 import re
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from specsearch.analysis.headline import Finding, show
+from specsearch.analysis import text_evidence as evidence
+from specsearch.analysis.headline import Finding, show, show_short
 from specsearch.analysis.limits import STEP_COST, Limits
+from specsearch.analysis.lines import WIDTH, bullet, decimals, joined, marked, table, trials, wrap_command, wrapped
 from specsearch.analysis.outcomes import Outcomes, TimeSpent
 from specsearch.analysis.stability import Ratio
 from specsearch.analysis.standing import Contender
 from specsearch.analysis.verdict import NoVerdict, StudyFacts, Verdict
 from specsearch.metrics import METRICS
 
-WIDTH = 100
+__all__ = ["WIDTH", "no_verdict_lines", "verdict_lines", "wrap_command"]
+
 _MOST_HINTS = 4
-_SIMULATED = "simulated"
 
 
 def verdict_lines(verdict: Verdict, *, top: int = 10) -> list[str]:
@@ -23,14 +24,19 @@ def verdict_lines(verdict: Verdict, *, top: int = 10) -> list[str]:
         _opening(verdict),
         _contenders(verdict),
         _break_even(verdict),
+        evidence.differences(verdict),
         _limits(verdict.limits, verdict.best_speculative) if verdict.limits else [],
         _winners(verdict),
         _ranking(verdict, top),
+        evidence.without_effect(verdict),
+        evidence.graphs(verdict),
+        evidence.pinned(verdict.pins),
         _outcomes(verdict.outcomes, simulated=verdict.simulated),
+        evidence.closed(verdict.closed_regions),
         _warnings(verdict),
         _commands(verdict),
     )
-    return _joined(sections)
+    return joined(sections)
 
 
 def no_verdict_lines(said: NoVerdict) -> list[str]:
@@ -41,38 +47,9 @@ def no_verdict_lines(said: NoVerdict) -> list[str]:
         _heading(said.facts, said.facts.name, said.objective, said.outcomes, simulated=said.simulated),
         _measured(said),
         _outcomes(said.outcomes, simulated=said.simulated),
+        evidence.closed(said.closed_regions),
     )
-    return _joined(sections)
-
-
-def _joined(sections: Iterable[Iterable[str]]) -> list[str]:
-    lines: list[str] = []
-    for section in sections:
-        found = list(section)
-        lines += [*([""] if lines and found else []), *found]
-    return lines
-
-
-def wrap_command(command: str, width: int = WIDTH) -> list[str]:
-    """A shell line in several, joined by backslashes; only between words, an option beside its values."""
-    groups: list[str] = []
-    for word in _SHELL_WORD.findall(command):
-        is_value = groups and groups[-1].startswith("-") and not word.startswith("-")
-        if is_value and " " not in groups[-1]:
-            groups[-1] += f" {word}"
-        else:
-            groups.append(word)
-    lines, current = [], ""
-    for group in groups:
-        if current and len(current) + 1 + len(group) > width - 2:
-            lines.append(f"{current} \\")
-            current = "  " + group
-        else:
-            current = f"{current} {group}" if current else group
-    return [*lines, current]
-
-
-_SHELL_WORD = re.compile(r"""(?:[^\s'"\\]|'[^']*'|"(?:\\.|[^"\\])*"|\\.)+""", re.DOTALL)
+    return joined(sections)
 
 
 def _opening(verdict: Verdict) -> Iterator[str]:
@@ -80,26 +57,28 @@ def _opening(verdict: Verdict) -> Iterator[str]:
     name = f"{verdict.facts.name} · {engine}"
     yield from _heading(verdict.facts, name, verdict.objective, verdict.outcomes, simulated=verdict.simulated)
     yield ""
-    yield from _wrapped(verdict.headline)
+    yield from wrapped(verdict.headline)
+    if verdict.confounded:
+        yield from wrapped(verdict.confounded)
 
 
 def _heading(facts: StudyFacts, name: str, objective: str, outcomes: Outcomes, *, simulated: bool) -> Iterator[str]:
-    yield from _wrapped(f"{name} · {objective}")
+    yield from wrapped(f"{name} · {objective}")
     if simulated:
-        yield from _wrapped(
+        yield from wrapped(
             "SIMULATED: made by the simulated engine, a model; these numbers say nothing about real hardware."
         )
     if facts.ended:
-        yield from _wrapped(f"Ended: {facts.ended}.")
+        yield from wrapped(f"Ended: {facts.ended}.")
     if facts.unfinished:
         many = "s" if outcomes.proposals != 1 else ""
         running = ", ".join(f"t{number:04d}" for number in facts.unfinished)
         verb = "have" if len(facts.unfinished) > 1 else "has"
-        yield from _wrapped(f"Unfinished: {outcomes.proposals} trial{many} so far; {running} {verb} no result yet.")
+        yield from wrapped(f"Unfinished: {outcomes.proposals} trial{many} so far; {running} {verb} no result yet.")
 
 
 def _measured(said: NoVerdict) -> Iterator[str]:
-    yield _marked("Measured, and not to be ranked", simulated=said.simulated)
+    yield marked("Measured, and not to be ranked", simulated=said.simulated)
     unit = METRICS[said.metric].unit or said.metric
     rows = [
         (
@@ -110,7 +89,7 @@ def _measured(said: NoVerdict) -> Iterator[str]:
         )
         for trial in said.measured
     ]
-    yield from _table(("trial", unit, "breaks", "configuration"), rows, left=(0, 2, 3))
+    yield from table(("trial", unit, "breaks", "configuration"), rows, left=(0, 2, 3))
 
 
 def _contenders(verdict: Verdict) -> Iterator[str]:
@@ -127,13 +106,13 @@ def _contenders(verdict: Verdict) -> Iterator[str]:
         if contender is verdict.best_plain and contender == verdict.start_baseline:
             yield f"  {role:<16}  the start baseline"
             continue
-        yield from _wrapped(contender.title, indent=" " * 20, first=f"  {role:<16}  ")
+        yield from wrapped(contender.title, indent=" " * 20, first=f"  {role:<16}  ")
         against = list(_against(verdict, contender))
         intervals = intervals or any(ratio.known for _, ratio in against)
         parts = [_value(verdict, contender), *(f"{show(ratio)} {what}" for what, ratio in against)]
-        yield from _wrapped(" · ".join(parts), indent=" " * 20)
+        yield from wrapped(" · ".join(parts), indent=" " * 20)
     if intervals:
-        yield from _wrapped(verdict.intervals, indent="  ")
+        yield from wrapped(verdict.intervals, indent="  ")
 
 
 def _against(verdict: Verdict, contender: Contender) -> Iterator[tuple[str, Ratio]]:
@@ -151,24 +130,25 @@ def _break_even(verdict: Verdict) -> Iterator[str]:
     if not verdict.step_costs:
         yield "Break-even: not known, accept length or a plain run is missing."
         return
-    yield from _wrapped(
+    yield from wrapped(
         f"{_title(verdict, 'Break-even')} of t{best.trial:04d} against plain decoding, {verdict.matched_plain}"
     )
     rows = [
         (
             cost.load_point,
-            _decimals(cost.accept_length),
-            _decimals(cost.break_even),
-            _decimals(cost.margin, sign="+"),
+            decimals(cost.accept_length),
+            decimals(cost.break_even),
+            decimals(cost.margin, sign="+"),
             show(cost.speed_up),
-            cost.speed_up.finding,
+            "" if cost.speed_up.queue_limited else cost.speed_up.finding,
         )
         for cost in verdict.step_costs
     ]
-    yield from _table(("load point", "accept length", "break-even", "distance", "speed-up", ""), rows, left=(0, 4, 5))
+    yield from table(("load point", "accept length", "break-even", "distance", "speed-up", ""), rows, left=(0, 4, 5))
     if len(verdict.step_costs) > 1:
         worst = min(verdict.step_costs, key=lambda cost: cost.speed_up.value)
-        yield f"  worst case: {worst.speed_up.value:.2f}× at {worst.load_point}"
+        yield f"  worst case: {show_short(worst.speed_up)} at {worst.load_point}"
+    yield from evidence.draft_context(verdict.draft_contexts, best.trial)
 
 
 def _limits(limits: Limits, best: Contender | None) -> Iterator[str]:
@@ -176,18 +156,18 @@ def _limits(limits: Limits, best: Contender | None) -> Iterator[str]:
     compared = f"Compared with {name} as it is:"
     step = ("a step as cheap as a plain one", limits.step_cost_room)
     if limits.side is None or limits.acceptance_room is None:
-        yield from _wrapped(f"What limits: not known without num_steps. {compared} {_gains(limits, [step])}.")
+        yield from wrapped(f"What limits: not known without num_steps. {compared} {_gains(limits, [step])}.")
     else:
         accept = ("every draft accepted", limits.acceptance_room)
         rooms = [step, accept] if limits.side == STEP_COST else [accept, step]
         side = "the step cost" if limits.side == STEP_COST else "acceptance"
-        yield from _wrapped(f"What limits: {side}. {compared} {_gains(limits, rooms)}.")
+        yield from wrapped(f"What limits: {side}. {compared} {_gains(limits, rooms)}.")
     if limits.to_break_even:
-        yield from _wrapped(f"{limits.to_break_even[0].upper()}{limits.to_break_even[1:]}.")
+        yield from wrapped(f"{limits.to_break_even[0].upper()}{limits.to_break_even[1:]}.")
     if limits.next_steps:
         yield f"To try next with {name}:"
     for hint in limits.next_steps[:_MOST_HINTS]:
-        yield from _wrapped(hint, indent="    ", first="  - ")
+        yield from bullet(hint)
 
 
 def _gains(limits: Limits, rooms: Sequence[tuple[str, float]]) -> str:
@@ -210,9 +190,9 @@ def _winners(verdict: Verdict) -> Iterator[str]:
             winner.load_point,
             f"t{winner.contender.trial:04d}",
             _number(verdict, winner.contender),
-            _times(winner.contender.over_best_plain),
+            show_short(winner.contender.over_best_plain),
             f"{_number(verdict, winner.best)}{' !' if winner.best_breaks_bound else ''}",
-            _times(winner.best.over_best_plain),
+            show_short(winner.best.over_best_plain),
             winner.contender.name,
         )
         for winner in verdict.winners
@@ -220,7 +200,7 @@ def _winners(verdict: Verdict) -> Iterator[str]:
     unit = METRICS[verdict.metric].unit or verdict.metric
     name = f"t{best.trial:04d}"
     head = ("load point", "winner", unit, "vs best plain", f"{name} here", f"{name} vs plain", "configuration")
-    yield from _table(head, rows, left=(0, 1, 6))
+    yield from table(head, rows, left=(0, 1, 6))
     if any(winner.best_breaks_bound for winner in verdict.winners):
         yield "  ! breaks a bound of the objective there, which every winner keeps."
 
@@ -236,23 +216,33 @@ def _ranking(verdict: Verdict, top: int) -> Iterator[str]:
             str(place),
             f"t{contender.trial:04d}",
             _number(verdict, contender),
-            _times(contender.over_start),
-            _decimals(contender.accept_length),
-            _about(contender, _decimals(contender.break_even)),
-            _about(contender, _decimals(contender.margin, sign="+")),
+            show_short(contender.over_start),
+            decimals(contender.accept_length),
+            _about(contender, decimals(contender.break_even)),
+            _about(contender, decimals(contender.margin, sign="+")),
             contender.name,
         )
         for place, contender in enumerate(shown, start=1)
     ]
     unit = METRICS[verdict.metric].unit or verdict.metric
     head = ("#", "trial", unit, "vs start", "accept", "break-even", "distance", "configuration")
-    yield from _table(head, rows, left=(1, 7))
+    yield from table(head, rows, left=(1, 7))
     if any(contender.predicted for contender in shown):
-        yield from _wrapped(
+        yield from wrapped(
             "~ nobody measured plain decoding with the same other knobs; held against the nearest plain run.",
             indent="  ",
         )
+    if any(ratio and ratio.queue_limited for ratio in _short_ratios(verdict, shown)):
+        yield "  q: requests waited to be admitted, so what is compared is also how many a server runs at once"
     yield from _short_forms([contender.name for contender in shown])
+
+
+def _short_ratios(verdict: Verdict, shown: Sequence[Contender]) -> Iterator[Ratio | None]:
+    """Every ratio of the page that is shown without its interval."""
+    yield from (contender.over_start for contender in shown)
+    yield from (cost.speed_up for cost in verdict.step_costs)
+    for winner in verdict.winners:
+        yield from (winner.contender.over_best_plain, winner.best.over_best_plain)
 
 
 def _short_forms(names: Sequence[str]) -> Iterator[str]:
@@ -262,7 +252,7 @@ def _short_forms(names: Sequence[str]) -> Iterator[str]:
     meanings = [f"{triple}: steps/top-k/draft tokens"] if triple else []
     meanings += [f"{word}: {meaning}" for word, meaning in _SHORT_FORMS.items() if word in words]
     if meanings:
-        yield from _wrapped("; ".join(meanings), indent="  ")
+        yield from wrapped("; ".join(meanings), indent="  ")
 
 
 _TRIPLE = re.compile(r"\d+/\d+/\d+")
@@ -273,13 +263,12 @@ def _outcomes(outcomes: Outcomes, *, simulated: bool) -> Iterator[str]:
     counts = " + ".join(f"{count} {status}" for status, count in outcomes.counts.items())
     retried = outcomes.attempts - outcomes.proposals
     more = f"; {retried} more {'attempts were' if retried > 1 else 'attempt was'} a retry" if retried else ""
-    yield from _wrapped(f"{_marked('Trials', simulated=simulated)}: {outcomes.proposals} proposed = {counts}{more}.")
+    yield from wrapped(f"{marked('Trials', simulated=simulated)}: {outcomes.proposals} proposed = {counts}{more}.")
     for failure in outcomes.failures:
-        trials = ", ".join(f"t{number:04d}" for number in failure.trials[:3]) + (", …" * (len(failure.trials) > 3))
-        what = f"{failure.status} {failure.reason} × {failure.attempts} ({trials})"
-        yield from _wrapped(f"{what}: {failure.advice}", indent="    ", first="  - ")
+        what = f"{failure.status} {failure.reason} × {failure.attempts} ({trials(failure.trials)})"
+        yield from bullet(f"{what}: {failure.advice}")
     if outcomes.time_spent.total_s > 0:
-        yield from _wrapped(_time(outcomes.time_spent))
+        yield from wrapped(_time(outcomes.time_spent))
 
 
 def _time(spent: TimeSpent) -> str:
@@ -298,14 +287,14 @@ def _warnings(verdict: Verdict) -> Iterator[str]:
     if verdict.warnings:
         yield "Warnings"
     for warning in verdict.warnings:
-        yield from _wrapped(warning, indent="    ", first="  - ")
+        yield from bullet(warning)
 
 
 def _commands(verdict: Verdict) -> Iterator[str]:
     """How to run the recommended trial; where nothing is decided also the one it is to be compared with."""
     best, other = verdict.recommended, verdict.best_speculative
     yield from _command(verdict, best)
-    if verdict.finding == Finding.NO_DIFFERENCE and other is not None:
+    if verdict.finding in (Finding.NO_DIFFERENCE, Finding.QUEUE_LIMITED) and other is not None:
         yield ""
         yield from _command(verdict, other)
     if verdict.facts.results:
@@ -314,16 +303,12 @@ def _commands(verdict: Verdict) -> Iterator[str]:
 
 
 def _command(verdict: Verdict, contender: Contender) -> Iterator[str]:
-    yield from _wrapped(f"{_title(verdict, 'Launch command')} of {contender.title}")
+    yield from wrapped(f"{_title(verdict, 'Launch command')} of {contender.title}")
     yield from wrap_command(contender.command) if contender.command else ("  not known",)
 
 
 def _title(verdict: Verdict, text: str) -> str:
-    return _marked(text, simulated=verdict.simulated)
-
-
-def _marked(text: str, *, simulated: bool) -> str:
-    return f"{text} ({_SIMULATED})" if simulated else text
+    return marked(text, simulated=verdict.simulated)
 
 
 def _value(verdict: Verdict, contender: Contender) -> str:
@@ -340,34 +325,3 @@ def _bare(metric: str, value: float | None) -> str:
 
 def _about(contender: Contender, number: str) -> str:
     return f"~{number}" if contender.predicted else number
-
-
-def _times(ratio: Ratio | None) -> str:
-    return "–" if ratio is None else f"{ratio.value:.2f}×"
-
-
-def _decimals(value: float | None, sign: str = "") -> str:
-    return "–" if value is None else f"{value:{sign}.2f}".replace("-", "−")
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int]) -> Iterator[str]:
-    """Columns aligned to the right but for those in `left`; the last one is cut where the line ends."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        cells = [
-            cell.ljust(width) if index in left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        line = ("  " + "  ".join(cells)).rstrip()
-        yield line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
-
-
-def _wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -1,17 +1,24 @@
 """The answer of a study as one value, from its rows alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from specsearch.analysis.checks import broken_bounds, warnings_of, warnings_of_step_costs
-from specsearch.analysis.headline import Finding, finding_of, headline
+from specsearch.analysis.closed import ClosedRegion, closed_regions
+from specsearch.analysis.differences import Comparison, compare
+from specsearch.analysis.draft_context import DraftContext, draft_context
+from specsearch.analysis.graphs import GraphUse, graph_use
+from specsearch.analysis.headline import Finding, confounded, finding_of, headline
+from specsearch.analysis.knobs import KnobGap, knob_gaps, noise_floor
 from specsearch.analysis.limits import Limits, limits
 from specsearch.analysis.outcomes import Outcomes, count_by_status, failures, outcomes
+from specsearch.analysis.settings import Override, Pin, overrides, pins
 from specsearch.analysis.speedup import MatchedPlain, StepCost
 from specsearch.analysis.standing import Contender, Judge, Winner
 from specsearch.errors import NoRankableTrial, StorageError
 from specsearch.metrics import METRICS
 from specsearch.objective import Objective
+from specsearch.search_space import SearchSpace, is_plain
 from specsearch.study import latest_attempts, ranked
 from specsearch.trial import TrialResult, TrialStatus, short_name
 
@@ -45,6 +52,9 @@ class Verdict:
     metric: str
     finding: Finding
     headline: str
+    confounded: (
+        str | None
+    )  # a sentence, where the best speculative trial differs elsewhere from what it is held against
     recommended: Contender  # whose command is given: plain decoding unless speculation is significantly better
     start_baseline: Contender | None
     best_plain: Contender | None
@@ -54,6 +64,14 @@ class Verdict:
     limits: Limits | None
     winners: tuple[Winner, ...]  # per load point; empty where one trial wins them all
     ranking: tuple[Contender, ...]
+    comparisons: tuple[Comparison, ...]  # those that the verdict rests on first, then each speculative trial's own
+    pins: tuple[Pin, ...]
+    overrides: tuple[Override, ...]
+    graphs: tuple[GraphUse, ...]  # of every measured trial
+    draft_contexts: tuple[DraftContext, ...]  # of the trials whose drafter's context was stretched
+    knobs: tuple[KnobGap, ...]  # without the speculative ones
+    noise_floor: float | None  # relative range of the baseline's repeats; None where nothing was repeated
+    closed_regions: tuple[ClosedRegion, ...]
     outcomes: Outcomes
     intervals: str  # what the intervals hold and what not
     warnings: tuple[str, ...]
@@ -84,6 +102,7 @@ class NoVerdict:
     finding: Finding
     reason: str
     measured: tuple[Unranked, ...]
+    closed_regions: tuple[ClosedRegion, ...]
     outcomes: Outcomes
 
     def to_json(self) -> dict[str, object]:
@@ -91,8 +110,10 @@ class NoVerdict:
         return asdict(self) | {"outcomes": self.outcomes.to_json()}
 
 
-def verdict(results: Sequence[TrialResult], objective: Objective, facts: StudyFacts) -> Verdict:
-    """What the rows say.
+def verdict(
+    results: Sequence[TrialResult], objective: Objective, facts: StudyFacts, space: SearchSpace | None = None
+) -> Verdict:
+    """What the rows say; with the space also how much of it they closed.
 
     Raises NoRankableTrial when no trial can be ranked, StorageError for rows that are never compared.
     """
@@ -107,6 +128,8 @@ def verdict(results: Sequence[TrialResult], objective: Objective, facts: StudyFa
     finding = finding_of(best_plain, best_speculative)
     recommended = judge.contender(order[0]) if finding == Finding.FASTER or not best_plain else best_plain
     match, costs = judge.costs(speculative) if speculative else (None, [])
+    measured = [row for row in rows if row.status == TrialStatus.OK]
+    comparisons = list(_comparisons(judge))
     return Verdict(
         facts=facts,
         engine=order[0].engine,
@@ -116,6 +139,7 @@ def verdict(results: Sequence[TrialResult], objective: Objective, facts: StudyFa
         metric=objective.metric,
         finding=finding,
         headline=headline(judge, finding, searched=facts.speculation_searched),
+        confounded=confounded([c for c in comparisons if best_speculative and c.trial == best_speculative.trial]),
         recommended=recommended,
         start_baseline=judge.contender(start) if start else None,
         best_plain=best_plain,
@@ -125,6 +149,14 @@ def verdict(results: Sequence[TrialResult], objective: Objective, facts: StudyFa
         limits=_limits(speculative, best_speculative),
         winners=tuple(judge.winners(recommended.trial)),
         ranking=tuple(map(judge.contender, order)),
+        comparisons=tuple(comparisons),
+        pins=pins(rows),
+        overrides=overrides(rows),
+        graphs=tuple(map(graph_use, measured)),
+        draft_contexts=tuple(found for row in measured if (found := draft_context(row))),
+        knobs=knob_gaps(rows, objective),
+        noise_floor=noise_floor(start, objective),
+        closed_regions=closed_regions(rows, space),
         outcomes=outcomes(results),
         intervals=INTERVALS,
         warnings=_warnings(rows, objective, facts, best_speculative, match, costs),
@@ -132,10 +164,15 @@ def verdict(results: Sequence[TrialResult], objective: Objective, facts: StudyFa
 
 
 def no_verdict(
-    results: Sequence[TrialResult], objective: Objective, facts: StudyFacts, why: NoRankableTrial
+    results: Sequence[TrialResult],
+    objective: Objective,
+    facts: StudyFacts,
+    why: NoRankableTrial,
+    space: SearchSpace | None = None,
 ) -> NoVerdict:
     """What the rows say where `verdict` found nothing to rank."""
-    measured = [row for row in latest_attempts(results) if row.status == TrialStatus.OK]
+    rows = latest_attempts(results)
+    measured = [row for row in rows if row.status == TrialStatus.OK]
     return NoVerdict(
         facts=facts,
         objective=describe(objective),
@@ -152,6 +189,7 @@ def no_verdict(
             )
             for row in measured
         ),
+        closed_regions=closed_regions(rows, space),
         outcomes=outcomes(results),
     )
 
@@ -195,6 +233,23 @@ def _nothing_ranked(rows: Sequence[TrialResult], results: Sequence[TrialResult],
         why = f"no trial has a positive {objective.metric} at every load point of the objective"
     counts = ", ".join(f"{count} {status}" for status, count in count_by_status(rows).items())
     return f"no trial can be ranked ({counts}): {why}"
+
+
+def _comparisons(judge: Judge) -> Iterator[Comparison]:
+    """Both best with what they are held against; then every other ranked speculative trial with its matched run."""
+    best_plain, best = judge.best(plain=True), judge.best(plain=False)
+    pairs = [(best, best_plain), (best, _match(judge, best)), (best, judge.start), (best_plain, judge.start)]
+    pairs += [(row, _match(judge, row)) for row in judge.order if not is_plain(row.point)]
+    done = set()
+    for row, plain in pairs:
+        if row and plain and row is not plain and (row.number, plain.number) not in done:
+            done.add((row.number, plain.number))
+            yield compare(row, plain)
+
+
+def _match(judge: Judge, row: TrialResult | None) -> TrialResult | None:
+    match = judge.costs(row)[0] if row else None
+    return match.row if match else None
 
 
 def _limits(row: TrialResult | None, contender: Contender | None) -> Limits | None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from specsearch.errors import TrialError
 from specsearch.launch import LaunchPlan
-from specsearch.search_space import Point, Rules, SearchSpace
+from specsearch.search_space import Point, Rules, SearchSpace, Value
 from specsearch.trial import Capture, Phase
 from specsearch.workload import LoadPoint
 
@@ -49,6 +49,7 @@ class Identity:
     accept_length: float | None  # lifetime, a cross-check only
     environment: Mapping[str, str] | None = None  # as the server process has it; None when it cannot be read
     most_requests: int | None = None  # how many it runs at once; None where it does not say
+    log_interval: int | None = None  # decode steps between two lines, and between two moves of its counters
     lesson: str | None = None  # a constraint: the other values of a knob would run this same configuration
 
 
@@ -87,6 +88,9 @@ class Engine(Protocol):
 
         `pins` are given as well, below what the file pins and the point says.
         """
+
+    def measuring_options(self) -> dict[str, Value]:
+        """What every server is given so that it tells more; flags, and variables with `env.` before their names."""
 
     def model_facts(self, point: Point) -> dict[str, str]:
         """Revision and digest of target and drafter, as far as their files can be read on this host."""

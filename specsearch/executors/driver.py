@@ -183,8 +183,8 @@ class StudyDriver:
                         self._write(request, TrialStatus.SKIPPED_DUPLICATE, "same_configuration", "proposed again")
                         continue
                     return self._start(request) if self._has_a_node() else Wait()
-                case Reject(request, problems):
-                    self._write(request, TrialStatus.REJECTED, "infeasible_params", "; ".join(problems))
+                case Reject(request, problems, reason):
+                    self._write(request, TrialStatus.REJECTED, reason, "; ".join(problems))
                 case Done():
                     return self._end(action)
                 case Wait():

@@ -1,19 +1,27 @@
 """The Ray cluster of a study: a fresh local one or one that is joined, and whether trials fit on its nodes."""
 
+import atexit
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 
 import ray
+from ray._private.authentication.authentication_token_setup import (
+    enable_token_auth_by_default,
+    ensure_token_if_auth_enabled,
+)
 from ray._private.state import available_resources_per_node
 from ray._private.worker import BaseContext
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from specsearch.clock import Clock
 from specsearch.errors import HostNotFit
+from specsearch.executors.ray_local import NO_RAY, local_ray
 from specsearch.trial import StopFlag
 
 # Read by Ray's processes or by Tune while a session lasts; servers never see them (LaunchPlan.environment).
@@ -32,7 +40,7 @@ RAY_ENVIRONMENT: Mapping[str, str] = {
 OBJECT_STORE_BYTES = 100 << 20  # only results travel; Ray's own choice is 30 % of the host's memory
 PROBE_POLL_S = 0.2
 CONNECT_S = 5.0
-NO_RAY = "its logs are below /tmp/ray; `--executor in-process` runs the same study without Ray"
+GOODBYE_S = 15.0  # usually 1 s; a Ray that hangs is left to itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +76,18 @@ class Node:
     cpus: int
 
 
+def _never_lost() -> str | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class RaySession:
-    """A connection to Ray."""
+    """A connection to Ray; `lost` says, in a sentence and without waiting, that a local Ray has gone."""
 
     is_local: bool
     dashboard_url: str | None
     asks_for_a_token: bool
+    lost: Callable[[], str | None] = _never_lost
 
 
 @contextmanager
@@ -92,33 +105,52 @@ def ray_session(
     )  # says in 200 letters that a token is asked
     if not joined and gpus is not None:
         demand.require({"this host": len(gpus)})
-    with _environment(RAY_ENVIRONMENT), _visible(None if joined else gpus):
-        context = _join(joined) if joined else _start(demand, gpus, include_dashboard)
-        try:
-            fitting_nodes(demand)
-            url = context.dashboard_url
-            yield RaySession(
-                is_local=not joined,
-                dashboard_url=f"http://{url}" if url else None,
-                asks_for_a_token=os.environ.get("RAY_AUTH_MODE") == "token",
-            )
-        finally:
-            ray.shutdown()
+    with ExitStack() as stack:
+        stack.enter_context(_environment(RAY_ENVIRONMENT))
+        stack.enter_context(_words_to_the_study_log())
+        stack.enter_context(_visible(None if joined else gpus))
+        session = _joined(joined, stack) if joined else _local(demand, gpus, include_dashboard, stack)
+        fitting_nodes(demand)
+        yield session
 
 
-def _start(demand: Demand, gpus: Sequence[int] | None, include_dashboard: bool) -> BaseContext:
+def _joined(address: str, stack: ExitStack) -> RaySession:
+    context = _join(address)
+    stack.callback(_say_goodbye)
+    url = context.dashboard_url
+    return RaySession(False, f"http://{url}" if url else None, _asks_for_a_token())
+
+
+def _local(demand: Demand, gpus: Sequence[int] | None, include_dashboard: bool, stack: ExitStack) -> RaySession:
+    """Ask for a token as `ray.init` does for the Ray that it starts itself, then start one and connect to it."""
+    enable_token_auth_by_default()
+    ensure_token_if_auth_enabled(None, create_token_if_missing=True)
+    asked = {
+        "num_cpus": max(2, demand.trials_per_node),  # an idle process per CPU, which servers would feel
+        "num_gpus": None if gpus is None else len(gpus),
+        "include_dashboard": include_dashboard,
+        "object_store_memory": OBJECT_STORE_BYTES,
+    }
+    own = stack.enter_context(local_ray(asked, meanwhile=lambda: import_module("ray.tune")))
     try:
-        return ray.init(
-            address="local",
-            num_cpus=max(2, demand.trials_per_node),  # Ray starts an idle process per CPU, which servers would feel
-            num_gpus=None if gpus is None else len(gpus),
-            include_dashboard=include_dashboard,
-            object_store_memory=OBJECT_STORE_BYTES,
-            configure_logging=False,
-            log_to_driver=False,
-        )
-    except Exception as error:  # what Ray raises when a process of its own does not start
-        raise HostNotFit("Ray", [f"a local Ray does not start: {error}", NO_RAY]) from error
+        ray.init(address=own.address, _node_ip_address=own.ip, configure_logging=False, log_to_driver=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise HostNotFit("Ray", [f"the local Ray does not let us in: {error}", NO_RAY]) from error
+    stack.callback(_say_goodbye)
+    return RaySession(True, own.dashboard_url, _asks_for_a_token(), own.lost)
+
+
+def _asks_for_a_token() -> bool:
+    return os.environ.get("RAY_AUTH_MODE") == "token"
+
+
+def _say_goodbye() -> None:
+    """Disconnect; from a Ray that does not answer in time, without waiting any longer."""
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(GOODBYE_S)
+    if leaving.is_alive():
+        atexit.unregister(ray.shutdown)
 
 
 def _join(address: str) -> BaseContext:
@@ -132,6 +164,24 @@ def _join(address: str) -> BaseContext:
     except (OSError, ValueError) as error:  # ConnectionError is an OSError; ValueError: what is no address
         hint = "; a cluster that asks for a token wants RAY_AUTH_MODE=token and its token in ~/.ray/auth_token"
         raise HostNotFit("Ray", [f"no cluster lets us in at {address}: {error}{hint}"]) from error
+
+
+class _Forward(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.getLogger("specsearch.ray").handle(record)
+
+
+@contextmanager
+def _words_to_the_study_log() -> Iterator[None]:
+    """What Ray and Tune have to say stands in the study's log, and not between the lines of a terminal."""
+    logger, handler = logging.getLogger("ray"), _Forward()
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from ray.actor import ActorHandle
 
 from specsearch.clock import SystemClock
 from specsearch.executors.driver import RunTrial
+from specsearch.executors.in_process import end_what_is_left
 from specsearch.executors.ray_orders import Orders
 from specsearch.runners.workplace import Workplace
 from specsearch.trial import Progress, StopFlag, TrialRequest, TrialResult
@@ -52,7 +53,10 @@ class SpecsearchTrial(tune.Trainable):
 
     def __repr__(self) -> str:
         """What the dashboard calls this actor; it asks once, so a reused one cannot be called after its trial."""
-        return f"trials on {self._node}" if self._job.reuse_actors else self._trial_name
+        job: Job | None = getattr(self, "_job", None)  # none where the set-up itself failed
+        if job is None:
+            return type(self).__name__
+        return f"trials on {self._node}" if job.reuse_actors else self._trial_name
 
     def setup(self, config: dict[str, Any], job: Job) -> None:  # type: ignore[override]  # with_parameters gives it
         self._job = job
@@ -61,6 +65,7 @@ class SpecsearchTrial(tune.Trainable):
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._node = job.node_names.get(self._node_id, self._node_id[:12])
         self._trial_name: str = config["request"].name
+        end_what_is_left(SystemClock())
         self._start(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -128,7 +133,8 @@ class SpecsearchTrial(tune.Trainable):
         try:
             self._orders = ray.get(self._asked)
         except ray.exceptions.RayActorError:
-            return  # the study is going down, and this process with it
+            self._asked = None  # started anew, or the study is going down and this process with it
+            return
         self._asked = self._job.orders.current.remote()
         if self._orders.stop is not None:
             self._stop.reason = self._stop.reason or self._orders.stop

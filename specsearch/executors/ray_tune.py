@@ -2,10 +2,10 @@
 
 import logging
 import pickle
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 import ray
@@ -19,6 +19,7 @@ from specsearch.clock import Clock, wait_until
 from specsearch.errors import HostNotFit
 from specsearch.executors.driver import RunTrial, StudyDriver
 from specsearch.executors.ray_cluster import Demand, alive_nodes, fitting_nodes, places, wait_for_room
+from specsearch.executors.ray_folder import tune_folder
 from specsearch.executors.ray_metrics import RayMetrics
 from specsearch.executors.ray_orders import Orders, SpecsearchOrders
 from specsearch.executors.ray_trial import (
@@ -31,6 +32,7 @@ from specsearch.executors.ray_trial import (
     MakeWorkplace,
     SpecsearchTrial,
 )
+from specsearch.executors.ray_watch import Silences, in_thread, never_lost, wait_for_end
 from specsearch.study import Done, Wait
 from specsearch.trial import TrialRequest
 
@@ -38,6 +40,9 @@ STUDY_BROKEN = "study_broken"  # why trials are told to stop when the study itse
 PROCESS_START_S = 60.0  # room is there, and the trial's process is still starting
 HARD_STOP_S = 30.0  # what a hard stop leaves a trial to take its server down
 NODE_LOSS_S = 20.0  # Ray calls a killed node lost after 5 to 10 s
+SILENCE_S = 60.0  # a trial's process reports each second, whatever its server does
+ORDERS_AGAIN_S = 1.0  # the process that keeps orders may have been started anew
+PARKED_S = 30.0  # what has been told to go and does not
 MESSAGE_LENGTH = 500
 
 _log = logging.getLogger(__name__)
@@ -53,27 +58,42 @@ def run_in_ray(
     resource_wait_s: float,
     clock: Clock,
     reuse_actors: bool = False,
+    lost: Callable[[], str | None] = never_lost,
 ) -> Done:
     """Run the study to its end on the Ray that this process is connected to.
 
-    Reused actors save about 3 s a trial, and the dashboard then cannot show each trial under its own name.
+    Reused actors save about 3 s a trial, and the dashboard then cannot show each trial under its own name. `lost`
+    says that Ray is gone. Everything that may wait for Ray happens in a thread, which is left to itself when Ray is
+    gone or deaf: the rows, the verdict and the signals never wait for Ray.
 
-    Raises HostNotFit when there is no room for a trial, and whatever the study itself raised.
+    Raises HostNotFit when there is no room for a trial, or no Ray any more, and whatever the study itself raised.
     """
-    nodes = fitting_nodes(demand)
-    bundle, slots = places(demand, nodes)
-    wait_for_room(bundle, timeout_s=resource_wait_s, clock=clock, stop=driver.stop)
-    driver.nodes = {node.name for node in nodes}
-    driver.observers.append(RayMetrics(driver, study_name))
-    orders = cast("ActorHandle[SpecsearchOrders]", ray.remote(SpecsearchOrders).options(num_cpus=0).remote())
-    names = {node.id: node.name for node in nodes}
-    job = Job(run_trial, make_workplace, demand.gpus_per_trial, reuse_actors, names, orders)
-    study = _StudyOnTune(driver, orders, names, clock, patience_s=resource_wait_s + PROCESS_START_S)
-    driver.begin()
-    with tempfile.TemporaryDirectory(prefix="specsearch-tune-") as folder:
-        _tuner(study, job, bundle, slots, Path(folder)).fit()
-    ray.kill(orders)
-    return study.outcome()
+    study = _StudyOnTune(driver, clock, patience_s=resource_wait_s + PROCESS_START_S)
+
+    def run() -> None:
+        nodes = fitting_nodes(demand)
+        bundle, slots = places(demand, nodes)
+        wait_for_room(bundle, timeout_s=resource_wait_s, clock=clock, stop=driver.stop)
+        names = {node.id: node.name for node in nodes}
+        orders = _keep_orders()
+        study.begin(orders, names, RayMetrics(driver, study_name))
+        job = Job(run_trial, make_workplace, demand.gpus_per_trial, reuse_actors, names, orders)
+        with tune_folder() as folder:
+            _tuner(study, job, bundle, slots, folder).fit()
+        ray.kill(orders)
+
+    try:
+        why = wait_for_end(in_thread(run, "tune"), study, lost)
+    except BaseException:
+        study.leave_tune()
+        raise
+    return study.give_up(why) if why else study.outcome()
+
+
+def _keep_orders() -> ActorHandle[Any]:
+    return cast(
+        "ActorHandle[SpecsearchOrders]", ray.remote(SpecsearchOrders).options(num_cpus=0, max_restarts=-1).remote()
+    )
 
 
 def _tuner(study: "_StudyOnTune", job: Job, bundle: Mapping[str, float], slots: int, folder: Path) -> tune.Tuner:
@@ -110,27 +130,28 @@ class _StudyOnTune:
 
     An exception out of a callback would make Tune call good trials failed, or end the experiment without the
     trials' teardown; so the first one is kept, the trials are stopped, and `outcome` raises it.
+
+    Tune's thread calls the driver until `leave_tune`, and nobody else does before.
     """
 
-    def __init__(
-        self,
-        driver: StudyDriver,
-        orders: ActorHandle[Any],
-        node_names: Mapping[str, str],
-        clock: Clock,
-        *,
-        patience_s: float,
-    ) -> None:
+    def __init__(self, driver: StudyDriver, clock: Clock, *, patience_s: float) -> None:
         self.must_stop = False
-        self._driver, self._orders, self._node_names, self._clock = driver, orders, node_names, clock
-        self._patience_s = patience_s
+        self.turns = 0  # of Tune's loop; while Tune hangs in a call to Ray they stand still
+        self._driver, self._clock, self._patience_s = driver, clock, patience_s
+        self._orders: ActorHandle[Any] | None = None
+        self._node_names: Mapping[str, str] = {}
+        self._with_driver = Lock()
+        self._left_tune = False
+        self._silences = Silences(clock)
         self._requests: dict[str, TrialRequest] = {}
         self._parked: set[str] = set()
         self._over = False
         self._given = Orders()
+        self._given_at_s = 0.0
         self._error: Exception | None = None
         self._stuck_since_s: float | None = None
         self._hard_since_s: float | None = None
+        self._parked_since_s: float | None = None
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Tune pickles what it was given, for a restore that never comes; of a live study nothing can be kept."""
@@ -138,6 +159,35 @@ class _StudyOnTune:
 
     def __deepcopy__(self, memo: object) -> "_StudyOnTune":
         return self
+
+    @property
+    def is_with_driver(self) -> bool:
+        """Whether Tune's thread is at work for the study just now, rather than for Ray."""
+        return self._with_driver.locked()
+
+    def begin(self, orders: ActorHandle[Any], node_names: Mapping[str, str], metrics: RayMetrics) -> None:
+        """Trials can start."""
+        self._orders, self._node_names = orders, node_names
+        self._driver.nodes = set(node_names.values())
+        self._driver.observers.append(metrics)
+        self._driver.begin()
+
+    def leave_tune(self) -> None:
+        """From now on Tune's thread, wherever it hangs, gets no more into the driver."""
+        with self._with_driver:
+            self._left_tune = True
+
+    def give_up(self, why: str) -> Done:
+        """Conclude without Ray: what runs there is lost, and no node takes trials any more."""
+        self.leave_tune()
+        _log.error("%s", why)
+        if not self._driver.nodes:
+            raise HostNotFit("Ray", [why])
+        for request in self._driver.pending:
+            self._driver.lost(request, "node_lost", why)
+        for node in self._driver.nodes:
+            self._driver.node_unfit(node, why)
+        return self.outcome()
 
     def outcome(self) -> Done:
         """How the study ended, once Tune is done."""
@@ -149,6 +199,7 @@ class _StudyOnTune:
         return end
 
     def ask(self, trial_id: str) -> dict[str, Any] | str | None:
+        self._silences.begin(trial_id)
         with self._kept():
             action = self._driver.next() if self._error is None else None
             match action:
@@ -163,6 +214,7 @@ class _StudyOnTune:
     def hear(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A step of a trial that goes on."""
         request = self._requests.get(trial_id)
+        self._silences.begin(trial_id)
         if request is None:
             return
         with self._kept():
@@ -193,10 +245,10 @@ class _StudyOnTune:
         """A trial whose process is gone, or raised."""
         self._parked.discard(trial.trial_id)
         error, node = _error_of(trial), self._node_of(trial.last_result or {})
+        if isinstance(error, ActorUnavailableError):  # the first sign of a lost node, before Ray knows it is one
+            wait_until(lambda: node in self._lost_nodes(), timeout_s=NODE_LOSS_S, poll_s=0.1, clock=self._clock)
+        gone = self._lost_nodes()
         with self._kept():
-            if isinstance(error, ActorUnavailableError):  # the first sign of a lost node, before Ray knows it is one
-                wait_until(lambda: node in self._lost_nodes(), timeout_s=NODE_LOSS_S, poll_s=0.1, clock=self._clock)
-            gone = self._lost_nodes()
             for name in gone:
                 self._driver.node_unfit(name, "the node is gone")
             request = self._requests.pop(trial.trial_id, None)
@@ -204,20 +256,36 @@ class _StudyOnTune:
                 return
             if not isinstance(error, RayActorError):
                 raise RuntimeError(f"{request.name} failed in Tune: {error}")
-            message = _gist(error)
+            message = self._silences.ended.pop(trial.trial_id, None) or _gist(error)
             self._driver.lost(request, "node_lost" if node in gone else "actor_died", message, node=node)
 
     def look(self, trials: Sequence[Trial]) -> None:
         """Once per turn of Tune's loop: pass orders on, and notice when nothing can go on."""
+        self.turns += 1
         stop = self._driver.stop
         reason = STUDY_BROKEN if self._error is not None else stop.reason
-        orders = Orders(stop=reason, hard=stop.hard, over=self._over)
-        if orders != self._given:
-            self._given = orders
-            self._orders.give.remote(orders)
+        self._give(Orders(stop=reason, hard=stop.hard, over=self._over))
         if stop.hard and self._waited("_hard_since_s") > HARD_STOP_S:
             self.must_stop = True
+        running = [trial for trial in trials if trial.status == Trial.RUNNING]
+        self._end_silent([trial for trial in running if trial.trial_id in self._requests])
         self._look_for_stuck(trials, stopping=reason is not None)
+        if self._over and running and all(trial.trial_id in self._parked for trial in running):
+            self.must_stop = self.must_stop or self._waited("_parked_since_s") > PARKED_S
+
+    def _give(self, orders: Orders) -> None:
+        """Pass orders on, and from time to time again."""
+        now = self._clock.monotonic()
+        if self._orders is not None and (orders != self._given or now - self._given_at_s > ORDERS_AGAIN_S):
+            self._given, self._given_at_s = orders, now
+            self._orders.give.remote(orders)
+
+    def _end_silent(self, trials: Sequence[Trial]) -> None:
+        """End the process of a trial that reports no more; the guard then ends its server."""
+        for trial_id in self._silences.look([trial.trial_id for trial in trials], SILENCE_S):
+            actor = next(trial.temporary_state.ray_actor for trial in trials if trial.trial_id == trial_id)
+            if actor is not None:
+                ray.kill(actor)
 
     def _look_for_stuck(self, trials: Sequence[Trial], *, stopping: bool) -> None:
         """Trials wait for room while none runs that could make it."""
@@ -252,11 +320,14 @@ class _StudyOnTune:
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - kept, logged and raised by `outcome`
-            _log.exception("the study cannot go on")
-            self._error = self._error or error
+        with self._with_driver:
+            if self._left_tune:
+                raise RuntimeError("the study went on without Tune")
+            try:
+                yield
+            except Exception as error:  # noqa: BLE001 - kept, logged and raised by `outcome`
+                _log.exception("the study cannot go on")
+                self._error = self._error or error
 
 
 class _Searcher(Searcher):

@@ -19,7 +19,8 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 TRIAL = "SPECSEARCH_TRIAL"  # in every process of a server: which trial it belongs to, for people
@@ -32,6 +33,11 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
+_DEATH_S = 1.0  # from SIGKILL to the end of a process that no driver holds
+
+# How a command that ends a container can go, beside its exit code.
+LATE = "late"
+NOT_STARTED = "not_started"
 
 
 class Stat(NamedTuple):
@@ -108,6 +114,42 @@ def send(stat: Stat, number: int) -> None:
     if now and _is(now, stat):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(stat.pid, number)
+
+
+def end_container(words: Sequence[str], limit_s: float, errors: int) -> str:
+    """Run the command that ends a container; its exit code as text, LATE when it had to be killed, or NOT_STARTED.
+
+    It has the environment of this process but for our marks, since it is no process of the server.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSEARCH_")}
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        (os.POSIX_SPAWN_DUP2, errors, 2),
+    ]
+    try:
+        pid = os.posix_spawnp(words[0], list(words), environment, file_actions=files, setpgroup=0)
+    except OSError:
+        return NOT_STARTED
+    status = _wait_for(pid, limit_s)
+    if status is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        _wait_for(pid, _DEATH_S)
+        return LATE
+    return str(os.waitstatus_to_exitcode(status))
+
+
+def _wait_for(pid: int, limit_s: float) -> int | None:
+    """The status of a child that ended in time."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_FIRST_PAUSE_S)
 
 
 def _is(now: Stat | None, then: Stat) -> bool:
@@ -208,6 +250,7 @@ class _Guard:
 
     def end_tree(self, leader: Stat, me: Stat) -> None:
         """Kill until nothing is left: a process may sit in the driver for a while before it can die."""
+        self.run_stop_command(leader, me)
         pause_s = _FIRST_PAUSE_S
         while True:
             members = tree([me], leader, self.spec["launch"])
@@ -219,6 +262,19 @@ class _Guard:
             with contextlib.suppress(BlockingIOError):
                 os.read(self.woken, 4096)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def run_stop_command(self, leader: Stat, me: Stat) -> None:
+        """End the container of this launch; its client is killed first, which could be about to start one."""
+        words = self.spec["stop"]
+        if not words:
+            return
+        for member in tree([me], leader, self.spec["launch"]):
+            send(member, signal.SIGKILL)
+        outcome = end_container(words, self.spec["stop_s"], errors=2)
+        if outcome != "0":
+            line = f"specsearch: the stop command {' '.join(words)} ended with {outcome}\n"
+            os.write(2, line.encode(errors="replace"))
+        self.report(f"stopped {outcome}")
 
 
 def main() -> None:

@@ -28,6 +28,10 @@ _FAMILIES = (
 )
 # An AF_UNIX path has 107 bytes; the longest below TMPDIR are multiprocessing's: `/pymp-xxxxxxxx/listener-xxxxxxxx`.
 _LONGEST_TMPDIR = 107 - 33
+_TMPDIR = "ss-"
+_LOCK = ".in-use"
+
+_owned: dict[Path, int] = {}  # folder → file descriptor that holds its lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +58,61 @@ class Leftovers:
 
 
 def make_tmpdir(base: Path, trial: str) -> Path:
-    """A new folder for a trial's TMPDIR, short enough for the sockets that are made in it.
+    """A new folder for a trial's TMPDIR, short enough for the sockets that are made in it; those of dead runs go.
 
     Where the base is too deep for that, the folder is made in /tmp. Raises FailedTrial (`launch_failed`) where none can
     be made.
     """
-    prefix = f"ss-{re.sub(r'[^A-Za-z0-9]+', '-', trial)[:12]}-"
+    prefix = f"{_TMPDIR}{re.sub(r'[^A-Za-z0-9]+', '-', trial)[:12]}-"
     fits = len(os.fsencode(base.absolute() / prefix)) + 8 <= _LONGEST_TMPDIR  # 8: what mkdtemp appends
     base = base.absolute() if fits else Path("/tmp")
     try:
         base.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        remove_left_folders(_TMPDIR, base)
+        return own_folder(prefix, base)
     except OSError as error:
         raise FailedTrial("launch_failed", f"no temporary folder can be made in {base}: {error.strerror}") from error
 
 
 def remove_tmpdir(tmpdir: Path) -> None:
     """Remove it with all that is in it; what somebody else protects stays."""
-    shutil.rmtree(tmpdir, ignore_errors=True)
+    disown_folder(tmpdir)
+
+
+def own_folder(prefix: str, base: Path) -> Path:
+    """A new folder that is this process's as long as it lives: a lock in it goes with its holder, however that died."""
+    hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))  # until it is locked
+    descriptor = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    folder = hidden.rename(base / hidden.name.removeprefix("."))
+    _owned[folder] = descriptor
+    return folder
+
+
+def disown_folder(folder: Path) -> None:
+    """Remove a folder of `own_folder` with all that is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    descriptor = _owned.pop(folder, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def remove_left_folders(prefix: str, base: Path) -> None:
+    """Remove what processes that are gone have made by `own_folder`; whatever was not made by it stays."""
+    for folder in base.glob(f"{prefix}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(descriptor)
 
 
 def disk_free_bytes(path: Path) -> int:

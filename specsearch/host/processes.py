@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ KILL_S = 30.0
 _STRAGGLERS_S = 2.0  # what outlives its server by that much has no intention to end
 _GUARD_START_S = 30.0  # a loaded machine; usually 0.05 s
 _GUARD_END_S = 5.0
+STOP_COMMAND_S = 30.0  # `docker kill` takes a second, on a busy daemon ten
 _POLL_S = 0.05
 _NAME_LENGTH = 120
 
@@ -53,16 +55,22 @@ class StopReport:
     seconds: float
     forced: bool
     survivors: tuple[ProcessInfo, ...]
+    problem: str | None = None  # a sentence where the stop command failed, so that a container may live on
 
 
 class ServerProcess:
     """A server behind its guard; leaving it as a context manager stops it.
 
-    It dies with this process, also when this process is killed.
+    It dies with this process, also when this process is killed. A container, which is nobody's child, is ended by the
+    stop command of its plan; the guard runs it.
     """
 
-    def __init__(self, *, trial: str, launch: str, life: int, status: int, clock: Clock) -> None:
-        self.trial, self.launch = trial, launch
+    def __init__(
+        self, plan: LaunchPlan, *, trial: str, launch: str, life: int, status: int, clock: Clock, stop_command_s: float
+    ) -> None:
+        self.plan, self.trial, self.launch = plan, trial, launch
+        self._stop_command_s = stop_command_s
+        self._container_end: str | None = None  # how the stop command went, once it did
         self._life: int | None = life  # closing it tells the guard that we are gone
         self._status: int | None = status
         self._clock = clock
@@ -112,7 +120,7 @@ class ServerProcess:
         wait_until(self._kill, timeout_s=kill_s, poll_s=_POLL_S, clock=self._clock)
         survivors = tuple(self.descendants())
         self._let_the_guard_go(wait=not survivors)
-        self._report = StopReport(self._clock.monotonic() - began, forced, survivors)
+        self._report = StopReport(self._clock.monotonic() - began, forced, survivors, self._stop_problem())
         return self._report
 
     def __enter__(self) -> "ServerProcess":
@@ -145,12 +153,43 @@ class ServerProcess:
         if self._life is not None:
             os.close(self._life)
             self._life = None
+        guard.send(self._guard, signal.SIGCONT)  # one that somebody has stopped would stay for good
+        if self.plan.stop_argv and self._container_end is None:
+            self._end_container()
         if wait:
             wait_until(
                 lambda: not _is_there(self._guard), timeout_s=_GUARD_END_S, poll_s=_POLL_S / 5, clock=self._clock
             )
             self.exit_code()
             self._close_status()
+
+    def _end_container(self) -> None:
+        """Wait for the guard's word on its stop command; run that here where the guard is dead."""
+        limit_s = self._stop_command_s + _GUARD_END_S
+        wait_until(self._guard_has_spoken, timeout_s=limit_s, poll_s=_POLL_S / 5, clock=self._clock)
+        if self._container_end is None and not _is_there(self._guard):
+            with self.plan.log_path.open("ab") as log:
+                self._container_end = guard.end_container(self.plan.stop_argv, self._stop_command_s, log.fileno())
+
+    def _guard_has_spoken(self) -> bool:
+        is_gone = not _is_there(self._guard)  # looked at first: its last word is in the pipe by then
+        self._read_status()
+        return is_gone or self._container_end is not None
+
+    def _stop_problem(self) -> str | None:
+        """What went wrong with the stop command."""
+        outcome = self._container_end
+        if not self.plan.stop_argv or outcome == "0":
+            return None
+        told = {
+            guard.LATE: f"did not end within {self._stop_command_s:g} s and was killed",
+            guard.NOT_STARTED: "cannot be started",
+            None: "was not seen to end",
+        }
+        if outcome not in told and self._exit_code is not None and self._exit_code >= 0:
+            return None  # the client ended by itself, and with it the container: there was none to end any more
+        what = told.get(outcome, f"exited with {outcome} (what it said is at the end of the trial's log)")
+        return f"the stop command `{shlex.join(self.plan.stop_argv)}` {what}: see whether its container is gone"
 
     def _read_start(self, status: int) -> tuple[Stat, Stat]:
         ready, _, _ = select.select([status], [], [], _GUARD_START_S)
@@ -169,7 +208,11 @@ class ServerProcess:
 
     def _take(self, lines: str) -> None:
         for line in lines.splitlines():
-            self._exit_code = int(line.removeprefix("exited "))
+            kind, _, value = line.partition(" ")
+            if kind == "exited":
+                self._exit_code = int(value)
+            else:
+                self._container_end = value
 
     def _close_status(self) -> None:
         if self._status is not None:
@@ -177,7 +220,15 @@ class ServerProcess:
             self._status = None
 
 
-def start_server(plan: LaunchPlan, *, trial: str, cwd: Path, tmpdir: Path, clock: Clock) -> ServerProcess:
+def start_server(
+    plan: LaunchPlan,
+    *,
+    trial: str,
+    cwd: Path,
+    tmpdir: Path,
+    clock: Clock,
+    stop_command_s: float = STOP_COMMAND_S,
+) -> ServerProcess:
     """Start what the plan says; a command that cannot be run exits with 127 and leaves a line in the log.
 
     Raises FailedTrial (`launch_failed`) when not even the guard starts.
@@ -187,14 +238,18 @@ def start_server(plan: LaunchPlan, *, trial: str, cwd: Path, tmpdir: Path, clock
     # see it, and our mark with it (seen with setproctitle 1.3.8).
     own = {TRIAL: trial, LAUNCH: launch, "TMPDIR": str(tmpdir), "SPT_NOENV": "1"}
     spec = {
-        "argv": plan.argv,
+        "argv": plan.command(own),
         "env": plan.environment(os.environ) | own,
         "cwd": str(cwd),
         "launch": launch,
+        "stop": plan.stop_argv,
+        "stop_s": stop_command_s,
     }
     with contextlib.ExitStack() as undo:
         life, status = _start_guard(json.dumps(spec), trial, launch, plan.log_path, undo)
-        server = ServerProcess(trial=trial, launch=launch, life=life, status=status, clock=clock)
+        server = ServerProcess(
+            plan, trial=trial, launch=launch, life=life, status=status, clock=clock, stop_command_s=stop_command_s
+        )
         undo.pop_all()
     return server
 

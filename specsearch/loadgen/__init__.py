@@ -2,7 +2,7 @@
 
 from specsearch.loadgen.client import GenerateRequest, generate
 from specsearch.loadgen.degenerate import is_degenerate
-from specsearch.loadgen.gates import check_drafts, check_load_point, near_ceiling_warning
+from specsearch.loadgen.gates import check_drafts, check_load_point, draft_context_warning, near_ceiling_warning
 from specsearch.loadgen.generator import Repeat, measure_repeat, warm_up
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Repeat",
     "check_drafts",
     "check_load_point",
+    "draft_context_warning",
     "generate",
     "is_degenerate",
     "measure_repeat",

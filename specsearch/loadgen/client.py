@@ -1,6 +1,7 @@
 """One streaming request to SGLang's `POST /generate`, from the moment it is sent to its record."""
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -78,6 +79,7 @@ class _Stream:
     chunks: list[tuple[float, int]] = field(default_factory=list)
     tokens: int = 0
     last: bytes = b""  # the latest payload that counts tokens
+    text: "_Text" = field(default_factory=lambda: _Text())
     odd: bytes = b""  # the first payload that does not
     error: str | None = None
     complete: bool = False  # [DONE] came
@@ -89,20 +91,21 @@ class _Stream:
     def feed(self, data: bytes) -> None:
         """Take what one read brought; its tokens arrived together, so they are one chunk.
 
-        Only the count is read here: a payload holds the whole text so far, and parsing each one costs a multiple
-        of everything else that the client does.
+        Only the count is read of a payload that holds the whole text so far: parsing each of those costs a multiple of
+        everything else that the client does.
         """
-        tokens = self.tokens
+        arrived_s, tokens = self.clock(), self.tokens
         for payload in self.reader.feed(data):
             if payload == b"[DONE]":
                 self.complete = True
             elif (count := tokens_so_far(payload)) is not None:
                 self.last = payload
+                self.text.take(payload, count)
                 tokens = max(tokens, count)
             else:
                 self._take_odd(payload)
         if tokens > self.tokens:
-            self.chunks.append((self.clock(), tokens))
+            self.chunks.append((arrived_s, tokens))
             self.on_tokens(tokens - self.tokens)
             self.tokens = tokens
 
@@ -142,7 +145,6 @@ class _Stream:
         """Everything of use to a metric; a count that the server does not tell stays None."""
         payload = _object(self.last)
         meta = _meta(payload)
-        text = payload.get("text")
         return RequestRecord(
             started_s=started_s,
             finished_s=finished_s,
@@ -154,10 +156,47 @@ class _Stream:
             correct_drafts=_count(meta, *_CORRECT_DRAFTS),
             proposed_drafts=_count(meta, *_PROPOSED_DRAFTS),
             accepted_histogram=_histogram(meta),
-            text=text if isinstance(text, str) else "",
+            text=self.text.whole(payload),
             error=problem,
             timed_out=timed_out,
         )
+
+
+@dataclass(slots=True)
+class _Text:
+    """The reply of a stream whose payloads hold the whole text so far, as by default, or only what is new.
+
+    `output_ids` tells which: as many ids as tokens so far, or fewer.
+    """
+
+    pieces: list[str] = field(default_factory=list)
+    is_whole: bool = False  # known to be whole in each payload: the last one will do
+
+    def take(self, payload: bytes, tokens: int) -> None:
+        """Keep the text of a payload as long as it may be a part only."""
+        if self.is_whole:
+            return
+        parsed = _object(payload)
+        ids, text = parsed.get("output_ids"), parsed.get("text")
+        # The first payload is both.
+        self.is_whole = bool(self.pieces) and isinstance(ids, list) and len(ids) == tokens
+        self.pieces.append(text if isinstance(text, str) else "")
+
+    def whole(self, last: Mapping[str, object]) -> str:
+        """The whole text, `last` being the last payload."""
+        text = last.get("text")
+        if self.is_whole or self._each_goes_on():
+            return text if isinstance(text, str) else ""
+        return "".join(self.pieces)
+
+    def _each_goes_on(self) -> bool:
+        """Whether each piece is the one before and more, as 0.5.9 can send the whole text over new ids.
+
+        The pieces of a loop begin alike as well, but they do not grow.
+        """
+        pairs = list(itertools.pairwise(self.pieces))
+        grown = sum(len(later) > len(sooner) for sooner, later in pairs)
+        return 2 * grown >= len(pairs) and all(later.startswith(sooner) for sooner, later in pairs)
 
 
 # Newest spelling first; 0.5.9 has the last of each, 0.5.17 and later all but that.

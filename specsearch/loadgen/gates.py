@@ -32,6 +32,24 @@ def near_ceiling_warning(summaries: Sequence[Summary], *, load_point: str, num_d
     )
 
 
+def draft_context_warning(summaries: Sequence[Summary], *, load_point: str, context: int) -> str | None:
+    """A sentence where requests were longer than the context their drafter was made for; None where none was."""
+    beyond = _plain_mean(summaries, "accept_length_beyond_draft_context")
+    if beyond is None:
+        return None
+    within = _plain_mean(summaries, "accept_length_within_draft_context")
+    others = f", others {within:.2f}" if within is not None else ", and no request is shorter"
+    return (
+        f"{load_point}: requests beyond the {context} tokens that the drafter was made for accept {beyond:.2f} tokens "
+        f"per verify step{others}; judge this drafter for each length apart, or take one made for longer text"
+    )
+
+
+def _plain_mean(summaries: Sequence[Summary], name: str) -> float | None:
+    known = [value for summary in summaries if (value := summary.values.get(name)) is not None]
+    return sum(known) / len(known) if known else None
+
+
 _NEAR_CEILING = 0.97
 # Begin-of-text, a bracket and a first word are common to cold prompts, too; of a short one they are above 5 %.
 _COMMON_TOKENS = 8

@@ -5,10 +5,19 @@ from dataclasses import dataclass, replace
 
 from specsearch.config import Limits
 from specsearch.engines import Server
-from specsearch.errors import InvalidTrial
-from specsearch.loadgen import Repeat, check_drafts, check_load_point, measure_repeat, near_ceiling_warning, warm_up
+from specsearch.loadgen import (
+    Repeat,
+    check_drafts,
+    check_load_point,
+    draft_context_warning,
+    measure_repeat,
+    near_ceiling_warning,
+    warm_up,
+)
 from specsearch.metrics import Summary, summarise
+from specsearch.runners._readiness import log_size
 from specsearch.runners._record import TrialRecord
+from specsearch.runners._step_times import server_step_time_ms
 from specsearch.trial import Measurement
 from specsearch.workload import LoadPoint
 
@@ -42,16 +51,18 @@ class Bench:
         """Measure all repeats of all load points; what was measured stays in the record if a gate then refuses it."""
         all_summaries: list[Summary] = []
         for load_point in load_points:
+            self.record.log_from[load_point.name] = log_size(self.record.plan)
             summaries = [self._repeat(load_point, repeat) for repeat in range(load_point.repeats)]
             check_load_point(summaries, self.limits, load_point=load_point.name)
             self._warn_near_ceiling(summaries, load_point)
+            self._warn_beyond_draft_context(summaries, load_point)
             all_summaries += summaries
         check_drafts(all_summaries, where="all load points")
 
     def _repeat(self, load_point: LoadPoint, repeat: int) -> Summary:
         """One repeat, from a flushed cache."""
-        self.server.flush_cache()
-        before = self.server.decode_passes()
+        self.record.flushed = self.server.flush_cache()
+        passes, step_times = self.server.decode_passes(), self.server.step_times_s()
         title = f"{load_point.name} repeat {repeat + 1}/{load_point.repeats}"
         self.record.say(title)
         measured = measure_repeat(
@@ -65,9 +76,14 @@ class Bench:
             ),
             rid_prefix=self.token,
         )
-        summary = summarise(measured.records, measured.duration_s)
-        share = _share(before, self.server.decode_passes())
-        summary = replace(summary, values={**summary.values, "cuda_graph_share": share})
+        summary = summarise(measured.records, measured.duration_s, draft_context=self.record.draft_context)
+        told_by_server = {
+            "cuda_graph_share": _share(passes, self.server.decode_passes()),
+            "server_step_time_ms": server_step_time_ms(
+                step_times, self.server.step_times_s(), concurrency=load_point.concurrency
+            ),
+        }
+        summary = replace(summary, values={**summary.values, **told_by_server})
         self._keep(load_point, repeat, summary, measured)
         return summary
 
@@ -93,9 +109,15 @@ class Bench:
         )
 
     def _warn_near_ceiling(self, summaries: Sequence[Summary], load_point: LoadPoint) -> None:
-        asked = self.record.request.point.get("num_draft_tokens")
-        if isinstance(asked, int):
+        point = self.record.request.point
+        asked = point.get("num_draft_tokens")
+        if isinstance(asked, int) and point.get("speculative_adaptive") is not True:  # which goes beyond what is asked
             warning = near_ceiling_warning(summaries, load_point=load_point.name, num_draft_tokens=asked)
+            self.record.warnings += [warning] if warning else []
+
+    def _warn_beyond_draft_context(self, summaries: Sequence[Summary], load_point: LoadPoint) -> None:
+        if self.record.draft_context is not None:
+            warning = draft_context_warning(summaries, load_point=load_point.name, context=self.record.draft_context)
             self.record.warnings += [warning] if warning else []
 
 
@@ -105,29 +127,3 @@ def _share(before: tuple[float, float] | None, after: tuple[float, float] | None
         return None
     inside, outside = after[0] - before[0], after[1] - before[1]
     return inside / (inside + outside) if inside + outside > 0 else None
-
-
-def require_graphs(measurements: list[Measurement], *, decode_in_graph_share: float | None) -> list[str]:
-    """Refuse a trial that asked for graphs and never ran in one; warn where decoding fell out of them.
-
-    `decode_in_graph_share` is what the log says, used where the server's counters are missing.
-    """
-    shares = [m.values.get("cuda_graph_share") for m in measurements]
-    known = [share for share in shares if share is not None] or (
-        [decode_in_graph_share] if decode_in_graph_share is not None else []
-    )
-    if known and max(known) == 0:
-        raise InvalidTrial(
-            "graphs_not_active",
-            "CUDA graphs were asked for and no decode pass ran inside one",
-            advice="see the log for why capture was skipped; set the graph batch to at least the concurrency",
-        )
-    if known and min(known) < _GRAPH_COVERAGE:
-        return [
-            f"only {min(known):.0%} of decode passes ran inside a captured graph; "
-            "raise the graph batch to the concurrency, and do not judge the graph knob by this trial"
-        ]
-    return []
-
-
-_GRAPH_COVERAGE = 0.95

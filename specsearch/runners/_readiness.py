@@ -8,6 +8,7 @@ from specsearch.config import Limits
 from specsearch.engines import Engine, Server
 from specsearch.errors import FailedTrial
 from specsearch.host.processes import ServerProcess
+from specsearch.launch import LaunchPlan
 from specsearch.runners._record import TrialRecord
 from specsearch.trial import Phase
 
@@ -15,15 +16,20 @@ _LONGEST_LOG = 64 << 20  # a log beyond this is read from its end
 _HEALTH_TIMEOUT_S = 25.0  # SGLang's /health generates a token and waits up to 20 s for it
 
 
-def read_log(path: Path) -> str:
-    """The log as text; empty when there is none yet."""
+def read_log(path: Path, start: int = 0, end: int | None = None) -> str:
+    """The log as text, from one byte to another; empty when there is none yet."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _LONGEST_LOG))
-            return file.read().decode("utf-8", errors="replace")
+            size = file.seek(0, 2) if end is None else end
+            begin = file.seek(max(start, size - _LONGEST_LOG, 0))
+            return file.read(max(0, size - begin)).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return ""
+
+
+def log_size(plan: LaunchPlan | None) -> int:
+    """Bytes that the server has logged."""
+    return plan.log_path.stat().st_size if plan and plan.log_path.exists() else 0
 
 
 def last_line(path: Path) -> str:

@@ -33,6 +33,8 @@ class TrialRecord:
     captures: Sequence[Capture] = ()
     queue_limited: bool | None = None
     draft_context: int | None = None  # the drafter's own, where the server stretches it
+    log_from: dict[str, int] = field(default_factory=dict)  # load point → size of the log when its measurement began
+    flushed: bool = False  # whether the server's counters began anew with the last repeat
     facts: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(TRIAL_FACTS))
     measurements: list[Measurement] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

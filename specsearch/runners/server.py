@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specsearch.clock import Clock, wait_until
-from specsearch.engines import Engine, Identity, LogFacts, Server, make_engine
+from specsearch.engines import Engine, Identity, Server, make_engine
 from specsearch.errors import DuplicateTrial, FailedTrial, HostNotFit, InvalidTrial, MemoryNotReleased, TrialError
 from specsearch.host.fingerprint import host_facts
 from specsearch.host.gpus import Gpus, wait_until_free, wait_until_released
@@ -17,7 +17,8 @@ from specsearch.host.leftovers import Leftovers, make_tmpdir, remove_tmpdir
 from specsearch.host.ports import free_port, release_port
 from specsearch.host.processes import ServerProcess, start_server
 from specsearch.launch import LaunchPlan
-from specsearch.runners._measuring import Bench, require_graphs
+from specsearch.runners._afterwards import look_back
+from specsearch.runners._measuring import Bench
 from specsearch.runners._readiness import (
     raise_if_dead,
     read_log,
@@ -44,20 +45,16 @@ def run_trial(
     """Run one attempt of one trial to its end; every expected failure comes back as a result, only bugs raise."""
     record = TrialRecord(request, clock, stop, on_progress, started_at=clock.time())
     engine = make_engine(workplace.config.engine, workplace.config.load_points)
+    trial = _Trial(record, workplace, engine, clock)
     try:
-        _Trial(record, workplace, engine, clock).run()
+        trial.run()
     except TrialError as error:
         record.error = record.error or error
     except (MemoryNotReleased, HostNotFit) as error:
         record.node_unfit = str(error)
         if record.phase in (Phase.CLAIM, Phase.GPUS_FREE):
             record.error, record.ended_in = FailedTrial("host_not_fit", str(error)), record.phase
-    return record.result(
-        engine=engine.name,
-        version=engine.version(),
-        gpu_count=len(workplace.gpu_indices),
-        node=workplace.node,
-    )
+    return trial.result()
 
 
 class _Trial:
@@ -75,6 +72,15 @@ class _Trial:
     def plan(self) -> LaunchPlan:
         assert self.record.plan is not None
         return self.record.plan
+
+    def result(self) -> TrialResult:
+        """The trial as it stands."""
+        return self.record.result(
+            engine=self.engine.name,
+            version=self.engine.version(),
+            gpu_count=len(self.workplace.gpu_indices),
+            node=self.workplace.node,
+        )
 
     def run(self) -> None:
         with ExitStack() as teardown:
@@ -124,7 +130,8 @@ class _Trial:
             with record.during(Phase.MEASURE), self._true_cause(process):
                 bench.measure(self.config.load_points)
                 raise_if_dead(record, self.engine, process)
-                self._check_log(server)
+                look_back(record, self.engine, server, self.config, wants_graphs=self._wants_graphs())
+            record.on_progress(Progress(Phase.MEASURE, "measured", measured=self.result()))
 
     @contextmanager
     def _running(self) -> Iterator[tuple[ServerProcess, Server]]:
@@ -179,6 +186,11 @@ class _Trial:
         record.captures = log.captures
         if identity and record.request.kind == TrialKind.BASELINE:
             record.warnings += self.engine.settled_warnings(self.config.space, identity.settings)
+        if identity and identity.lesson:
+            record.warnings.append(
+                f"one value of a knob changes nothing on these GPUs and is not launched again: from here on "
+                f"{identity.lesson} holds; take the knob out of the search, or pin it in engine.args"
+            )
         forced = {name: point[name] for name in self.config.force_inert if name in point}
         record.warnings += [f"{name} is inert: the engine ignores it, and it was searched by force" for name in forced]
         return replace(identity, key=f"{identity.key} {point_key(forced)}") if identity and forced else identity
@@ -220,36 +232,13 @@ class _Trial:
             return FailedTrial("child_crashed", f"{wrong}, though the server itself lives", detail=error.detail)
         return error
 
-    def _check_log(self, server: Server) -> None:
-        record, log = self.record, self.engine.read_log(read_log(self.plan.log_path))
-        record.facts["graph_capture_s"] = log.graph_capture_s
-        record.warnings += log.warnings
-        record.queue_limited = self._is_queue_limited(log)
-        identity = server.identity(record.request.point)
-        record.facts["server_accept_length"] = identity.accept_length if identity else None
-        if self._wants_graphs():
-            told = log.decode_lines_that_tell
-            share = log.decode_lines_in_graph / told if told else None
-            record.warnings += require_graphs(record.measurements, decode_in_graph_share=share)
-
-    def _is_queue_limited(self, log: LogFacts) -> bool | None:
-        """Whether requests waited to be admitted: more were sent than the server runs, or most decode lines say so."""
-        sent = max(point.concurrency for point in self.config.load_points)
-        admitted = self.record.identity.most_requests if self.record.identity else None
-        if admitted is not None and sent > admitted:
-            self.record.warnings.append(
-                f"{sent} requests were sent at once and {admitted} are run at once: the rest waited, which is a matter "
-                "of admission and not of the configuration; raise max_running_requests, or free memory for it"
-            )
-            return True
-        if not log.decode_lines:
-            return None
-        return log.decode_lines_with_queue > log.decode_lines / 2
-
     def _wants_graphs(self) -> bool:
-        args = self.config.engine.args
-        asked = self.record.request.point.get("cuda_graph", args.get("cuda_graph", True))
-        return bool(self.workplace.gpu_indices) and asked is True and not args.get("disable_cuda_graph", False)
+        settings = {**self.config.engine.args, **self.record.request.point}
+        is_off = settings.get("cuda_graph_backend_decode") == "disabled" or any(
+            settings.get(name) is True for name in ("disable_cuda_graph", "disable_decode_cuda_graph")
+        )
+        is_on = all(settings.get(name, True) is True for name in ("cuda_graph", "decode_cuda_graph"))
+        return bool(self.workplace.gpu_indices) and is_on and not is_off
 
     def _stop(self, process: ServerProcess, server: Server) -> None:
         record = self.record
@@ -258,6 +247,7 @@ class _Trial:
                 server.abort_all()
             report = process.stop(term_s=self.limits.stop_s, kill_s=_KILL_S, hard=record.stop.hard)
             record.exit_code = process.exit_code() if record.exit_code is None else record.exit_code
+            record.warnings += [report.problem] if report.problem else []
         if report.survivors:
             who = ", ".join(f"{p.pid} ({p.state}, {p.command})" for p in report.survivors)
             raise MemoryNotReleased(

@@ -1,5 +1,6 @@
 """A trial's result as rows of the tables, and back."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -99,6 +100,7 @@ def _request(record: RequestRecord, *, began_s: float) -> Row:
         "error": record.error,
         "timed_out": record.timed_out,
         "degenerate": record.degenerate,
+        "text_digest": hashlib.sha256(record.text.encode()).hexdigest()[:16] if record.text else None,
     }
 
 

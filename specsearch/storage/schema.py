@@ -185,6 +185,7 @@ REQUESTS = (
     Column("error", TEXT, "why the request failed; null for a good one"),
     Column("timed_out", SWITCH, "whether it ran into its time limit"),
     Column("degenerate", SWITCH, "whether the reply repeats itself"),
+    Column("text_digest", TEXT, "16 hex digits over the reply: equal for equal replies; null where none came"),
     Column("specsearch_version", TEXT, "version of specsearch that wrote the row"),
     Column("schema_version", TEXT, "version of this table's columns"),
 )

@@ -1,5 +1,7 @@
 """Speed-up, step cost and break-even are held against the right plain run."""
 
+from dataclasses import replace
+
 import pytest
 
 from specsearch.analysis.speedup import geometric_mean, matched_plain, most_tokens_per_step, step_costs
@@ -96,3 +98,27 @@ def test_the_longest_step_is_bounded_by_depth_and_by_what_is_verified() -> None:
     assert most_tokens_per_step({"num_steps": 3, "num_draft_tokens": 16}) == 4
     assert most_tokens_per_step({"num_steps": 8, "num_draft_tokens": 4}) == 4
     assert most_tokens_per_step({}) is None
+
+
+def twin(number: int, key: str | None, **knobs: object) -> TrialResult:
+    return replace(plain_run(number, TrialStatus.SKIPPED_DUPLICATE, **knobs), measurements=(), effective_key=key)
+
+
+def test_a_plain_run_that_was_skipped_since_it_is_the_baseline_in_other_words_counts_as_measured() -> None:
+    """The custom kernel is off on these GPUs: asking for NCCL's instead runs what the baseline ran."""
+    measured = replace(plain_run(0, cuda_graph=True, custom_all_reduce=True), effective_key="a")
+    row = trial(1, {**TREE_POINT, "env.NCCL_ALGO": "unset", "custom_all_reduce": False})
+    skipped = twin(2, "a", cuda_graph=True, custom_all_reduce=False)
+    match = matched_plain(row, [measured, row, skipped])
+    assert match is not None
+    assert (match.row.number, str(match)) == (0, "measured as t0000")
+    assert str(matched_plain(row, [measured, row])) == "predicted from t0000, which differs in custom_all_reduce"
+
+
+@pytest.mark.parametrize("key", ["b", None])
+def test_a_duplicate_of_something_else_or_of_nothing_known_speaks_for_no_run(key: str | None) -> None:
+    """Two keys that are not known are not equal."""
+    measured = replace(plain_run(0, cuda_graph=True), effective_key=None if key is None else "a")
+    match = matched_plain(trial(1, TREE_POINT), [measured, twin(2, key, cuda_graph=True, nccl="Ring")])
+    assert match is not None
+    assert match.differs_in == ("env.NCCL_ALGO",)

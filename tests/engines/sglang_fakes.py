@@ -1,6 +1,10 @@
 """An interpreter that has some SGLang, made of text: metadata and the source of its arguments."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
+
+from specsearch.engines.sglang.reliances import NEEDLES
 
 # The two ways in which SGLang declares flags: up to 0.5.9 by hand, later as annotated fields.
 OLD_ARGUMENTS = """
@@ -51,8 +55,22 @@ class ServerArgs:
 """
 
 
-def install(folder: Path, version: str, *, arguments: str = NEW_ARGUMENTS, fields: str | None = NEW_FIELDS) -> Path:
-    """Lay an SGLang into a folder that is then given as PYTHONPATH; importing it would fail."""
+INERT = ("num_continuous_decode_steps",)
+
+
+def install(
+    folder: Path,
+    version: str,
+    *,
+    arguments: str = NEW_ARGUMENTS,
+    fields: str | None = NEW_FIELDS,
+    lacks: Sequence[str] = (),
+    unread: Sequence[str] = INERT,
+) -> Path:
+    """Lay an SGLang into a folder that is then given as PYTHONPATH; importing it would fail.
+
+    It has what specsearch relies on, but for `lacks`, and reads every flag but `unread`.
+    """
     package = folder / "sglang"
     fields_folder = package / "srt" / "arg_groups" / "fields"
     fields_folder.mkdir(parents=True)
@@ -60,6 +78,16 @@ def install(folder: Path, version: str, *, arguments: str = NEW_ARGUMENTS, field
     (package / "srt" / "server_args.py").write_text(arguments)
     if fields is not None:
         (fields_folder / "exec_.py").write_text(fields)
+    relied_on = [needle for needle in NEEDLES if needle not in lacks]
+    flags = [needle[2:].replace("-", "_") for needle in relied_on if needle.startswith("--")]
+    (fields_folder / "relied_on.py").write_text(
+        "class More:\n" + "".join(f'    {name}: A[str, ""]\n' for name in flags)
+    )
+    words = set(re.findall(r"\w+", "\n".join((arguments, fields or "", *flags)))) - set(unread)
+    texts = [repr(needle) for needle in relied_on if not needle.startswith("--")]
+    (package / "srt" / "scheduler.py").write_text("\n".join([*(f"args.{word}" for word in sorted(words)), *texts]))
+    if "launch_server.py" not in lacks:
+        (package / "launch_server.py").write_text("")
     metadata = folder / f"sglang-{version}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")

@@ -42,8 +42,9 @@ def test_the_origin_storys_command_comes_out_word_for_word() -> None:
     )
     plan = plan_of(engine, {**TREE, "num_continuous_decode_steps": 4, "cuda_graph": False}, port=31001, trial="7-1-ab")
     expected = (
-        f"{sys.executable} -m sglang.launch_server --model-path /models/kimi --tp-size 8 --disable-cuda-graph "
-        "--enable-metrics --max-running-requests 48 --mem-fraction-static 0.85 --num-continuous-decode-steps 4 "
+        f"{sys.executable} -m sglang.launch_server --model-path /models/kimi --tp-size 8 --decode-log-interval 10 "
+        "--disable-cuda-graph --enable-metrics --incremental-streaming-output --max-running-requests 48 "
+        "--mem-fraction-static 0.85 --num-continuous-decode-steps 4 "
         "--random-seed 1 --speculative-algorithm EAGLE3 --speculative-draft-model-path /drafters/own "
         "--speculative-eagle-topk 4 --speculative-num-draft-tokens 16 --speculative-num-steps 3 --trust-remote-code "
         "--host 127.0.0.1 --port 31001 --weight-version 7-1-ab"
@@ -54,7 +55,7 @@ def test_the_origin_storys_command_comes_out_word_for_word() -> None:
 
 def test_a_command_prefix_stands_before_the_interpreter() -> None:
     plan = plan_of(SGLangEngine(config(command_prefix=("srun", "--gpus=8"))), PLAIN)
-    assert plan.argv[:4] == ("srun", "--gpus=8", sys.executable, "-m")
+    assert plan.command()[:4] == ("srun", "--gpus=8", sys.executable, "-m")
 
 
 @pytest.mark.parametrize(

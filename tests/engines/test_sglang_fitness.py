@@ -10,8 +10,9 @@ import pytest
 from specsearch.config import EngineConfig
 from specsearch.engines._base import Fitness
 from specsearch.engines.sglang import SGLangEngine
-from specsearch.engines.sglang.fitness import Findings, examine_version
+from specsearch.engines.sglang.fitness import Findings, examine_drafters, examine_values, examine_version
 from specsearch.engines.sglang.log import read_log
+from specsearch.engines.sglang.rules import SGLangRules
 from specsearch.engines.sglang.version import Installation
 from specsearch.search_space import ChoiceParameter, Constraint, IntParameter, Parameter, SearchSpace
 from specsearch.workload import LoadPoint, Workload
@@ -234,7 +235,7 @@ def test_eagle3_without_a_drafter_is_refused_before_anything_starts(place: Place
 
 def test_a_value_that_no_point_can_have_is_a_warning_with_its_reason_once(place: Place) -> None:
     """LF-05: half of the space would die in seconds."""
-    found = fitness(place.engine(args={"page_size": 64, "attention_backend": "flashmla"}), place.space())
+    found = fitness(place.engine(args={"page_size": 64, "attention_backend": "fa4"}), place.space())
     assert found.errors == ()
     (warning,) = found.warnings
     assert warning.startswith("eagle_topk 4 can never run here: eagle_topk 4 with page_size 64")
@@ -333,3 +334,94 @@ def test_a_space_of_the_origin_storys_size_is_examined_in_seconds(place: Place) 
     )
     assert wide.raw_size() > 4_000_000
     assert fitness(place.engine(), wide).errors == ()
+
+
+def drafted(place: Place, *, algorithms: tuple[str, ...], drafters: tuple[str, ...], width: int = 1) -> SearchSpace:
+    """A space of chains in which every algorithm may have every drafter, as large as asked for."""
+    when = {"speculative_algorithm": tuple(name for name in algorithms if name != "none")}
+    return SearchSpace(
+        (
+            ChoiceParameter("speculative_algorithm", algorithms),
+            ChoiceParameter("draft_model", drafters, when),
+            IntParameter("num_steps", 1, width, when=when),
+            IntParameter("eagle_topk", 1, width, when=when),
+            IntParameter("num_draft_tokens", 2, width + 1, when=when),
+        )
+    )
+
+
+def test_drafters_for_several_algorithms_are_paired_and_the_pairs_told(place: Place) -> None:
+    small = place.model("small", TARGET)
+    space = drafted(place, algorithms=("none", "EAGLE3", "STANDALONE"), drafters=(place.head, small), width=2)
+    rules, found = SGLangRules("0.5.23", model=place.target), Findings()
+    examine_values(found, rules, space)
+    assert found.errors == []
+    (warning,) = [said for said in found.warnings if "pair" in said]
+    assert warning.startswith(f"EAGLE3 with {place.head}; STANDALONE with {small} are proposed and no other pair")
+    wrong = {"speculative_algorithm": "STANDALONE", "draft_model": place.head}
+    assert any("use EAGLE3" in said for said in rules.problems(wrong))
+
+
+@pytest.mark.parametrize("width", [2, 40])
+def test_a_drafter_that_no_algorithm_of_the_space_can_run_is_an_error(place: Place, width: int) -> None:
+    """Also where the space is too large to be listed."""
+    small = place.model("small", TARGET)
+    space = drafted(place, algorithms=("none", "EAGLE3"), drafters=(place.head, small), width=width)
+    found = Findings()
+    examine_values(found, SGLangRules("0.5.23", model=place.target), space)
+    (error,) = found.errors
+    assert error.startswith(f"draft_model {small} can never run here")
+    assert error.endswith("use STANDALONE")
+
+
+def test_an_algorithm_whose_condition_keeps_a_drafter_away_is_not_paired_with_it(place: Place) -> None:
+    space = drafted(place, algorithms=("none", "EAGLE3"), drafters=(place.head,))
+    with_ngram = SearchSpace(
+        (ChoiceParameter("speculative_algorithm", ("none", "EAGLE3", "NGRAM", "EAGLE")), *space.parameters[1:])
+    )
+    found = Findings()
+    examine_values(found, SGLangRules("0.5.23", model=place.target), with_ngram)
+    assert not [said for said in found.warnings if "pair" in said], "EAGLE has no draft_model here"
+
+
+def test_an_unchecked_drafter_is_a_warning_that_says_what_was_seen(place: Place) -> None:
+    """SM-01: for a head that the check misjudges."""
+    space = drafted(place, algorithms=("none", "EAGLE"), drafters=(place.head,))
+    rules, found = SGLangRules("0.5.23", model=place.target, check_drafter=False), Findings()
+    examine_drafters(found, rules, space, dry_run=False)
+    examine_values(found, rules, space)
+    assert found.errors == []
+    (warning,) = found.warnings
+    assert "the drafter is an EAGLE-3 head" in warning
+    assert warning.endswith("(engine.check_drafter is false, so that it is launched all the same)")
+
+
+def test_the_switch_of_the_file_reaches_the_rules(place: Place) -> None:
+    assert place.engine().rules.check_drafter
+    assert not place.engine(check_drafter=False).rules.check_drafter
+
+
+def test_a_revision_that_was_never_downloaded_is_told(place: Place) -> None:
+    cache = place.folder / "hub"
+    found = Findings()
+    rules = SGLangRules("0.5.23", {"revision": "v2"}, {"HF_HUB_CACHE": str(cache)}, "org/model")
+    examine_drafters(found, rules, drafted(place, algorithms=("none",), drafters=()), dry_run=False)
+    assert "at revision v2: nothing about it is checked" in found.warnings[0]
+
+
+def test_on_one_gpu_the_all_reduce_is_not_searched(place: Place) -> None:
+    knobs = (
+        ChoiceParameter("custom_all_reduce", (True, False)),
+        ChoiceParameter("env.NCCL_PROTO", ("unset", "LL"), {"custom_all_reduce": (False,)}),
+    )
+    one, eight = (fitness(place.engine(tp_size=size), place.space(*knobs)).inert for size in (1, 8))
+    assert set(one) - set(eight) == {"custom_all_reduce", "env.NCCL_PROTO"}
+    assert one["env.NCCL_PROTO"] == "nothing is reduced between GPUs: engine.tp_size is 1"
+
+
+def test_the_backend_that_the_baseline_resolved_to_is_told_with_its_origin(place: Place) -> None:
+    """LF-05: every tree of the space would die, and nobody wrote the backend down."""
+    (said,) = place.engine().settled_warnings(place.space(), {"attention_backend": "trtllm_mha"})
+    assert said.startswith("eagle_topk 4 can never run here: eagle_topk 4 with attention_backend trtllm_mha")
+    assert said.count("as the baseline resolved it") == 1
+    assert said.endswith("; search or pin another value to change that")

@@ -1,12 +1,15 @@
 """What SGLang's log says, whatever its version; ME-09 throughout: a field that is not there is not a zero."""
 
-from pathlib import Path
+import time
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specsearch.engines.sglang.log import capture_under_way, exception_line, read_log
-
-DATA = Path(__file__).parent / "data"
+from specsearch.engines.sglang.captures import capture_under_way
+from specsearch.engines.sglang.failures import failure
+from specsearch.engines.sglang.lines import Line, lines, rank_at, without_colours
+from specsearch.engines.sglang.log import read_log
+from specsearch.trial import Phase
 
 THREE_STYLES = """\
 [2026-12-01 15:00:00 TP0] Decode batch, #running-req: 8, #token: 9120, token usage: 0.01, accept len: 2.13, \
@@ -17,16 +20,23 @@ est. decode TFLOPS/s (per GPU): 12.10
 2026-12-01 15:00:02 INFO 3131 [DP0 TP0 scheduler.py:757] Decode batch, #running-req: 8, #token: 9410, \
 token usage: 0.01, accept len: 2.08, accept rate: 0.36, npu graph: True, gen throughput (token/s): 401.00, #queue-req: 0
 """
-
-
-def recorded(name: str) -> str:
-    return (DATA / name).read_text()
+# What a log is made of, for logs made by chance.
+PIECES = (
+    *("[2026-12-01 15:00:00 TP3] ", "[rank1]: ", "\x1b[31m", "\r", "\n", "  ", "\x00", "…", "\udcff"),
+    *("Scheduler hit an exception: ", "Traceback (most recent call last):", 'File "x.py", line 1, in f', "^^^"),
+    *("During handling of the above exception, another exception occurred:", "Exception ignored in: <f>"),
+    *("AssertionError", "ValueError: bad", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+    *("Capture cuda graph failed: ", "Capture draft CUDA graph begin. avail mem=1.00 GB", "Decode batch"),
+    *("Capture draft CUDA graph end.", "#queue-req: 1", "SIGTERM received", "#running-req: 3"),
+    *("terminate called after throwing an instance of", "Rank 3 scheduler died during initialization (exit code: -9)"),
+)  # fmt: skip
 
 
 def test_three_styles_of_prefix_are_read_alike() -> None:
     """ME-09: the lines of the case."""
     facts = read_log(THREE_STYLES)
     assert (facts.decode_lines, facts.decode_lines_that_tell, facts.decode_lines_in_graph) == (3, 3, 3)
+    assert [line.rank for line in lines(THREE_STYLES)] == ["TP0", "DP0 TP0", "DP0 TP0"]
 
 
 def test_colours_and_two_ranks_on_one_line_are_no_obstacle() -> None:
@@ -41,31 +51,11 @@ def test_a_line_without_the_graph_field_counts_as_a_line_that_does_not_tell() ->
     assert (facts.decode_lines, facts.decode_lines_that_tell) == (1, 0)
 
 
-def test_the_share_of_batches_outside_a_graph_shows() -> None:
-    """SM-06: the lines of the case."""
-    text = (
-        "[2026-12-01 13:40:01 TP0] Decode batch, #running-req: 24, #token: 22100, cuda graph: True, #queue-req: 0\n"
-        "[2026-12-01 13:40:09 TP0] Decode batch, #running-req: 67, #token: 61990, cuda graph: False, #queue-req: 0\n"
-    )
-    facts = read_log(text)
-    assert (facts.decode_lines_in_graph, facts.decode_lines_that_tell) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "in_graph", "capture_s"),
-    [
-        ("tree_0.5.17.log", 6, 12.34),
-        ("plain_eager_0.5.17.log", 0, None),
-        ("tree_cpu_0.5.23.log", 0, None),
-        ("adjusted_0.5.17.log", 6, 4.0),
-    ],
-)
-def test_recorded_servers_tell_graphs_and_readiness(name: str, in_graph: int, capture_s: float | None) -> None:
-    facts = read_log(recorded(name))
-    assert facts.ready
-    assert not facts.hopeless
-    assert (facts.decode_lines, facts.decode_lines_that_tell, facts.decode_lines_in_graph) == (6, 6, in_graph)
-    assert facts.graph_capture_s == capture_s
+def test_a_prefill_line_behind_a_decode_line_lends_it_no_field() -> None:
+    decode = "[2026-12-01 15:00:00 TP0] Decode batch, #running-req: 1, #token: 5, #queue-req: 0"
+    prefill = "[2026-12-01 15:00:00 TP1] Prefill batch, #new-seq: 1, #queue-req: 7, cuda graph: False"
+    facts = read_log(f"{decode}{prefill}\n")
+    assert (facts.decode_lines, facts.decode_lines_that_tell, facts.decode_lines_with_queue) == (1, 0, 0)
 
 
 def test_captures_of_several_ranks_and_of_old_versions_are_timed_by_the_slowest() -> None:
@@ -75,51 +65,91 @@ def test_captures_of_several_ranks_and_of_old_versions_are_timed_by_the_slowest(
         "[2026-12-01 10:00:09 TP0] Capture draft cuda graph end. Time elapsed: 3.00 s. mem usage=0.2 GB.\n"
     )
     assert read_log(text).graph_capture_s == 25.0
+    assert [(one.name, one.seconds) for one in read_log(text).captures] == [("decode", 22.0), ("draft", 3.0)]
+    on_one_line = text.replace("\n", "")
+    assert read_log(on_one_line) == read_log(text)
 
 
-def test_a_server_that_could_not_bind_is_hopeless_though_it_lives() -> None:
-    """ME-01: it stays alive with its GPU memory and never answers."""
-    facts = read_log(recorded("f_port_in_use.log"))
-    assert facts.hopeless
-    assert not facts.ready
-
-
-def test_what_the_server_changed_in_passing_is_a_warning() -> None:
-    assert read_log(recorded("adjusted_0.5.17.log")).warnings == (
-        "the server replaced num_draft_tokens by num_steps + 1, since eagle_topk is 1",
-    )
-    text = (
-        "Max running requests is reset to 48 for speculative decoding. You can override this by …\n"
-        "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs.\n"
-        "Overriding the draft model's max_position_embeddings to 131072.\n"
-    )
-    limited, all_reduce, stretched = read_log(text).warnings
-    assert "48 running requests" in limited
-    assert "PCIe-only" in all_reduce
-    assert "131072" in stretched
-
-
-def test_a_target_that_was_loaded_as_its_own_drafter_is_noticed() -> None:
-    """LF-13"""
-    (warning,) = read_log(recorded("f_no_draft_path.log")).warnings
-    assert "both LlamaForCausalLM" in warning
-    assert read_log(recorded("tree_0.5.17.log")).warnings == ()
-
-
-def test_only_a_capture_that_did_not_end_is_under_way() -> None:
-    assert capture_under_way(recorded("tree_0.5.17.log")) is None
-    begun, _, _ = recorded("tree_0.5.17.log").partition("Capture draft decode CUDA graph end")
-    assert capture_under_way(begun) == ("draft decode", 110.92)
+def test_a_graph_that_one_rank_still_captures_is_no_capture_yet() -> None:
+    """The first rank to end says nothing of the others."""
+    begin = "[2026-12-01 10:00:00 {0}] Capture target verify CUDA graph begin. bs=[1, 2], avail mem={1} GB\n"
+    end = "[2026-12-01 10:00:09 TP0] Capture target verify CUDA graph end. elapsed=9.00 s, mem usage=1.00 GB.\n"
+    text = begin.format("TP0", 9.5) + begin.format("TP1", 8.5) + end
+    assert read_log(text).captures == ()
+    assert capture_under_way(text) == ("target verify", 8.5)
+    assert capture_under_way(text + end.replace("TP0", "TP1")) is None
     assert capture_under_way("nothing") is None
 
 
-def test_the_exception_that_ended_the_server_is_the_first_that_a_scheduler_hit() -> None:
+def test_the_names_of_graphs_may_have_dashes_and_steps() -> None:
     text = (
-        "ImportError: no module named helion\n"
-        "[2026-12-01 12:00:44 TP2] Scheduler hit an exception: Traceback (most recent call last):\n"
-        '  File "x.py", line 1, in f\n'
-        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
-        "RuntimeError: NCCL communicator was aborted\n"
+        "Capture Frozen-KV MTP draft cuda graph begin.\nCapture Frozen-KV MTP draft cuda graph end.\n"
+        "Capture draft extend CUDA graph begin. step=1, avail mem=9.00 GB\n"
+        "Capture draft extend CUDA graph end. step=1, elapsed=1.00 s, mem usage=0.10 GB, avail mem=8.90 GB.\n"
+        "Capture draft extend CUDA graph begin. step=0, avail mem=8.90 GB\n"
+        "Capture draft extend CUDA graph end. step=0, elapsed=2.00 s, mem usage=0.20 GB, avail mem=8.70 GB.\n"
     )
-    assert exception_line(text) == "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
-    assert exception_line("all is well\n") is None
+    first, second = read_log(text).captures
+    assert (first.name, first.seconds) == ("Frozen-KV MTP draft", None)
+    assert (second.name, second.seconds, second.memory_gb, second.available_gb) == ("draft extend", 3.0, 0.3, 8.9)
+
+
+def test_memory_at_the_start_is_that_before_the_first_weights_of_the_fullest_gpu() -> None:
+    """The drafter's weights are loaded after the target's: what is free then is not what was free."""
+    text = (
+        "[2026-12-01 10:00:00 TP0] Load weight begin. avail mem=139.00 GB\n"
+        "[2026-12-01 10:00:00 TP1] Load weight begin. avail mem=90.00 GB\n"
+        "[2026-12-01 10:01:00 TP0] Load weight begin. avail mem=18.00 GB\n"
+    )
+    assert read_log(text).memory_free_gb == 90.0
+
+
+def test_a_target_on_two_ranks_is_not_taken_for_its_own_drafter() -> None:
+    """LF-13: only the same rank's second load of the same model tells."""
+    args = "server_args=ServerArgs(speculative_algorithm='EAGLE3')\n"
+    end = "[2026-12-01 10:00:00 {0}] Load weight end. elapsed=1.00 s, type=LlamaForCausalLM, avail mem=9.00 GB.\n"
+    assert read_log(args + end.format("TP0") + end.format("TP1")).warnings == ()
+    assert len(read_log(args + end.format("TP0") * 2).warnings) == 1
+
+
+def test_every_kind_of_prefix_names_its_rank() -> None:
+    text = "[2026-12-01 15:00:00 DP0 PP1 TP3 EP3] a\n[rank6]: ValueError: b\n[rank7]:[E1201 x.cpp:1] c\nd\n"
+    text += "[15:00:00 TP1] e"
+    assert [(line.rank, line.text, line.is_logged, line.is_uncaught) for line in lines(text)] == [
+        ("DP0 PP1 TP3 EP3", "a", True, False),
+        ("6", "ValueError: b", False, True),
+        ("7", "[E1201 x.cpp:1] c", True, False),
+        ("", "d", False, False),
+        ("TP1", "e", True, False),
+    ]
+    assert rank_at(text, text.index("a")) == "DP0 PP1 TP3 EP3"
+    assert rank_at(text, text.index("d\n")) == ""
+
+
+def test_a_line_within_a_line_is_a_line_of_its_own() -> None:
+    found = list(lines("[2026-12-01 15:00:00 TP0] half a li[2026-12-01 15:00:00 TP1] whole\n"))
+    assert found == [
+        Line(0, "half a li", "TP0", is_logged=True),
+        Line(35, "whole", "TP1", is_logged=True),
+    ]
+
+
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=40))
+def test_whatever_a_log_holds_it_is_read(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    read_log(text)
+    for exit_code in (None, -9, 1, 2):
+        found = failure(text, exit_code=exit_code, phase=Phase.READY)
+        assert found.reason
+        assert found.detail is None or found.detail in without_colours(text) or found.detail.endswith("AssertionError")
+
+
+def test_a_long_log_is_read_in_well_under_a_second_a_megabyte() -> None:
+    """The runner reads it again and again while the server starts. About 0.02 s/MB, and 0.1 s/MB for a death."""
+    line = THREE_STYLES.splitlines(keepends=True)[0]
+    for piece in (line, "node:1:1 [0] NCCL INFO Channel 00/0 : 0[3000] -> 1[2000] via P2P/IPC\n", "x" * 100):
+        text = piece * (4_000_000 // len(piece))
+        began = time.process_time()
+        read_log(text)
+        failure(text, exit_code=-9, phase=Phase.READY)
+        assert time.process_time() - began < 4.0

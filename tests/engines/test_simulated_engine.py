@@ -66,8 +66,8 @@ class TestFitness:
         assert "no kind 'gremlins'" in errors({"faults": ({"kind": "gremlins"},)})
 
     def test_an_algorithm_that_is_not_simulated_is_an_error(self) -> None:
-        config_space = SearchSpace((ChoiceParameter("speculative_algorithm", ("none", "NGRAM")),))
-        assert "NGRAM is not simulated" in SimulatedEngine(CONFIG).fitness(config_space, (), dry_run=False).errors[0]
+        config_space = SearchSpace((ChoiceParameter("speculative_algorithm", ("none", "DFLASH")),))
+        assert "DFLASH is not simulated" in SimulatedEngine(CONFIG).fitness(config_space, (), dry_run=False).errors[0]
 
     def test_a_flag_that_the_simulated_version_lacks_is_an_error_with_the_nearest_spelling(self) -> None:
         """LF-06"""

@@ -23,6 +23,7 @@ from misbehaving_server import (
     send,
     serving,
     silent,
+    steps,
     words,
 )
 
@@ -113,6 +114,41 @@ def test_chunks_that_arrive_in_one_read_are_one_arrival() -> None:
     record = ask(fixed([b"".join(events(TOKENS))]))
     assert record.ok, record.error
     assert [count for _, count in record.chunks] == [TOKENS]
+
+
+def deltas(tokens: int, per_chunk: int = 1, *, whole_text: bool = False, **last: Any) -> list[bytes]:
+    """A stream as with --incremental-streaming-output: new text and new ids, counts of everything so far.
+
+    `whole_text` as 0.5.9 does it with --stream-output: new ids under the whole text.
+    """
+    pieces, before = [], 0
+    for count in steps(tokens, per_chunk):
+        finish = {"type": "length", "length": tokens} if count == tokens else None
+        chunk = payload(count, finish=finish, **(last if finish else {}))
+        chunk["output_ids"] = chunk["output_ids"][before:]
+        if not whole_text:
+            chunk["text"] = chunk["text"][len(words(before)) :]
+        pieces.append(event(chunk))
+        before = count
+    return [*pieces, DONE]
+
+
+@pytest.mark.parametrize("per_chunk", [1, 3, 5])
+@pytest.mark.parametrize("whole_text", [False, True], ids=["0.5.10 and later", "0.5.9"])
+@pytest.mark.parametrize("pause_s", [0.0, 0.004], ids=["at once", "one by one"])
+def test_an_incremental_stream_is_read_like_a_whole_one(per_chunk: int, whole_text: bool, pause_s: float) -> None:
+    record = ask(fixed(deltas(TOKENS, per_chunk, whole_text=whole_text, **SPEC), pause_s=pause_s))
+    assert record.ok, record.error
+    assert record.text == words(TOKENS)
+    assert record.completion_tokens == record.chunks[-1][1] == TOKENS
+    assert (record.verify_steps, record.correct_drafts, record.accepted_histogram) == (4, 7, (1, 0, 2, 1))
+
+
+def test_a_repetitive_reply_in_pieces_is_not_taken_for_a_whole_one() -> None:
+    """ME-04: each piece begins like the one before, and only all of them show the loop."""
+    pieces = deltas(TOKENS)
+    repeated = [re.sub(rb'"text": "[^"]*"', b'"text": " data"', piece) for piece in pieces]
+    assert ask(fixed(repeated)).text == " data" * TOKENS
 
 
 def test_a_chunk_that_brings_no_token_is_no_chunk() -> None:

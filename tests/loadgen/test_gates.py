@@ -6,7 +6,7 @@ import pytest
 
 from specsearch.config import Limits
 from specsearch.errors import InvalidTrial
-from specsearch.loadgen import check_load_point, near_ceiling_warning
+from specsearch.loadgen import check_load_point, draft_context_warning, near_ceiling_warning
 from specsearch.metrics import METRICS, Summary
 
 GOOD: Mapping[str, float | None] = {
@@ -122,3 +122,17 @@ def test_an_accept_length_at_its_ceiling_asks_for_a_look_at_the_text(accept_leng
     """ME-04.2: 0.97 of 8 draft tokens is 7.76."""
     warning = near_ceiling_warning([summary(accept_length=accept_length)], load_point="chat@8", num_draft_tokens=8)
     assert (warning is not None) == warned
+
+
+def test_requests_beyond_the_drafters_context_are_told_apart_from_those_within() -> None:
+    """LF-14: short prompts look great, long ones do not."""
+    within, beyond = "accept_length_within_draft_context", "accept_length_beyond_draft_context"
+    both = [summary(**{within: 2.8, beyond: 1.0}), summary(**{within: 3.0, beyond: 1.1})]
+    sentence = draft_context_warning(both, load_point="chat@8", context=2048)
+    assert sentence
+    assert "beyond the 2048 tokens" in sentence
+    assert "accept 1.05 tokens per verify step, others 2.90" in sentence
+    assert "no request is shorter" in str(
+        draft_context_warning([summary(**{beyond: 1.0})], load_point="chat@8", context=2048)
+    )
+    assert draft_context_warning([summary(**{within: 2.8})], load_point="chat@8", context=2048) is None

@@ -1,95 +1,47 @@
-"""A whole study on the real SGLang: baseline, EAGLE-3 as chain and tree, rows, verdict, nothing left behind.
+"""A whole study on the real SGLang: every algorithm that runs on a CPU, and a launch that fails at every stage.
 
 Real here: command line, server, scheduler, drafting and verifying, meta_info, /server_info, teardown. Not real: speed.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SPACE = ROOT / "search_spaces" / "tiny-eagle3-cpu.yaml"
-PYTHON = os.environ.get("SPECSEARCH_SGLANG_PYTHON")
-TIME_LIMIT_S = 25 * 60  # a launch takes half a minute to a minute and a half on two cores
+from tests.real.studies import ROOT, SECRET, Study, is_listened_on, needs_sglang
 
-pytestmark = [
-    pytest.mark.real_sglang,
-    pytest.mark.skipif(PYTHON is None, reason="SPECSEARCH_SGLANG_PYTHON names no interpreter that has SGLang 0.5.23"),
-]
+pytestmark = [pytest.mark.real_sglang, needs_sglang]
+
+# What a trial is pinned to where neither the file nor its point says it.
+PINNED = {"context_length", "chunked_prefill_size", "page_size", "random_seed", "mem_fraction_static"}
+DRAFTING = ("EAGLE3", "STANDALONE", "EAGLE")
 
 
-@dataclass(frozen=True)
-class Study:
-    """How the command ended, what it left, and every process that it or its servers ever were."""
-
-    exit_code: int
-    output: str
-    folder: Path
-    processes: Mapping[int, str]
-    left_behind: Mapping[int, str]
-
-    def table(self, name: str) -> list[dict[str, Any]]:
-        """The rows as any reader of Parquet sees them, without specsearch."""
-        return pyarrow.dataset.dataset(self.folder / name, format="parquet").to_table().to_pylist()
-
-    @property
-    def speculative(self) -> list[dict[str, Any]]:
-        return [row for row in self.table("trials") if row["speculative_algorithm"] == "EAGLE3"]
+def measured(study: Study) -> list[dict[str, Any]]:
+    return study.trials_of(status="ok")
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    scratch = tmp_path_factory.mktemp("real_sglang")
-    mark = f"STUDY_UNDER_TEST={scratch}"  # inherited by everything that the study starts
-    argv = [
-        *(sys.executable, "-m", "specsearch.tune", str(SPACE), "--engine-python", str(PYTHON)),
-        *("--executor", "in-process", "--trials", "4", "--yes", "--results", str(scratch / "tiny")),
-    ]
-    environment = os.environ | dict([mark.split("=", 1)])
-    seen: dict[int, str] = {}
-    with (scratch / "output").open("wb") as output:
-        process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=output, stderr=output)
-    try:
-        exit_code = _watch(process, mark, seen)
-    finally:
-        process.kill()  # the guards then take the servers down
-        process.wait()
-    return Study(exit_code, (scratch / "output").read_text(), scratch / "tiny", seen, marked(mark))
+def speculative(study: Study) -> list[dict[str, Any]]:
+    return [row for row in measured(study) if row["speculative_algorithm"] != "none"]
 
 
-def _watch(process: "subprocess.Popen[bytes]", mark: str, seen: dict[int, str]) -> int:
-    """Wait for the study to end, and note its processes meanwhile."""
-    deadline = time.monotonic() + TIME_LIMIT_S
-    while time.monotonic() < deadline:
-        seen |= marked(mark)
-        try:
-            return process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            continue
-    pytest.fail(f"the study has not ended within {TIME_LIMIT_S} s")
+def accept_length(study: Study, **wanted: object) -> float:
+    row = study.trial_of(kind="seed", status="ok", **wanted)
+    return float(row["accept_length"])
 
 
-def marked(mark: str) -> dict[int, str]:
-    """Every process with the mark in its environment, and its command."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (folder / "environ").read_bytes().split(b"\0")
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:  # it has ended meanwhile, or is another user's
-            continue
-        if mark.encode() in variables:
-            found[int(folder.name)] = command
-    return found
+def replies(study: Study, trial: int) -> dict[tuple[str, int, int], tuple[str, int]]:
+    """(load point, repeat, request) → (digest of the reply, tokens)."""
+    rows = [row for row in study.table("requests") if row["trial"] == trial]
+    return {
+        (row["load_point"], row["repeat"], row["request"]): (row["text_digest"], row["completion_tokens"])
+        for row in rows
+    }
 
 
 def test_the_study_ends_with_a_verdict(study: Study) -> None:
@@ -97,47 +49,172 @@ def test_the_study_ends_with_a_verdict(study: Study) -> None:
     assert "sglang.launch_server" in study.output  # the launch command, ready to paste
 
 
+def test_the_report_reads_what_the_study_stored(study: Study) -> None:
+    command = [sys.executable, "-m", "specsearch.report", str(study.folder)]
+    report = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert report.returncode == 0, report.stderr
+    assert f"{len({row['trial'] for row in study.trials})} proposed" in report.stdout
+
+
 def test_the_baseline_is_plain_decoding_and_was_measured(study: Study) -> None:
-    (baseline,) = [row for row in study.table("trials") if row["kind"] == "baseline"]
-    assert baseline["status"] == "ok"
-    assert baseline["speculative_algorithm"] == "none"
-    assert baseline["output_tokens_per_s"] > 0
+    assert study.baseline["status"] == "ok"
+    assert study.baseline["speculative_algorithm"] == "none"
+    assert study.baseline["output_tokens_per_s"] > 0
+    assert study.baseline["accept_length"] is None
 
 
-def test_at_least_four_eagle3_configurations_were_measured_chain_and_tree(study: Study) -> None:
-    measured = [row for row in study.speculative if row["status"] == "ok"]
-    assert len(measured) >= 4, [(row["name"], row["status"], row["message"]) for row in study.speculative]
-    assert {row["eagle_topk"] > 1 for row in measured} == {True, False}
+def test_every_algorithm_that_runs_on_a_cpu_was_measured_as_chain_and_tree(study: Study) -> None:
+    found = {(row["speculative_algorithm"], row["eagle_topk"]) for row in speculative(study)}
+    assert found >= {("EAGLE3", 1), ("EAGLE3", 4), ("STANDALONE", 1), ("NGRAM", None), ("EAGLE", 1)}
 
 
-def test_the_drafter_is_accepted_and_the_counts_are_the_requests_own(study: Study) -> None:
-    trials = {row["trial"] for row in study.speculative if row["status"] == "ok"}
+def test_drafts_are_accepted_as_often_as_such_a_drafter_is_good(study: Study) -> None:
+    """Trained drafters are accepted, a tree more often than a chain, and a head of random weights hardly ever."""
+    chain = accept_length(study, draft_model="/eagle3", eagle_topk=1)
+    assert chain > 1.5
+    assert accept_length(study, draft_model="/eagle3", eagle_topk=4) > chain
+    assert accept_length(study, speculative_algorithm="STANDALONE") > 1.5
+    assert accept_length(study, speculative_algorithm="NGRAM") > 1.5
+    assert accept_length(study, draft_model="/eagle-random") < 1.2
+
+
+def test_the_counts_of_accepted_drafts_are_the_requests_own(study: Study) -> None:
+    trials = {row["trial"] for row in speculative(study)}
     repeats = [row for row in study.table("measurements") if row["trial"] in trials]
-    assert repeats
     assert {row["accept_source"] for row in repeats} == {"requests"}
-    assert min(row["accept_length"] for row in repeats) > 1.3
 
 
-def test_the_server_ran_what_was_asked_for(study: Study) -> None:
-    asked = {row["trial"]: (row["num_steps"], row["eagle_topk"], row["num_draft_tokens"]) for row in study.speculative}
-    ran = {row["trial"]: effective_triple(row["effective"]) for row in study.speculative}
-    assert asked == ran
+def test_speculation_gives_the_tokens_of_plain_decoding(study: Study) -> None:
+    """In fp32 and at temperature 0 every algorithm is lossless, to the last token of every reply."""
+    wanted = replies(study, study.baseline["trial"])
+    assert len({digest for digest, _ in wanted.values()}) == 6, "every prompt has a reply of its own"
+    assert {tokens for _, tokens in wanted.values()} == {64}
+    for row in speculative(study):
+        assert replies(study, row["trial"]) == wanted, row["name"]
 
 
-def effective_triple(effective: list[tuple[str, str]]) -> tuple[int, ...]:
-    """(steps, top-k, draft tokens) as the server said it runs them; Parquet maps come as pairs."""
-    settings: Mapping[str, str] = dict(effective)
+def test_the_server_ran_the_draft_tree_that_was_asked_for(study: Study) -> None:
+    rows = [row for row in speculative(study) if row["speculative_algorithm"] in DRAFTING]
+    asked = {row["trial"]: (row["num_steps"], row["eagle_topk"], row["num_draft_tokens"]) for row in rows}
+    assert {row["trial"]: effective_triple(row) for row in rows} == asked
+    assert all(row["overridden"] == [] for row in measured(study))
+
+
+def test_ngram_runs_the_steps_and_branches_that_sglang_gives_it(study: Study) -> None:
+    """It is asked for draft tokens only: the breadth of its search counts as top-k, and its steps are 8 // 10."""
+    assert effective_triple(study.trial_of(speculative_algorithm="NGRAM", status="ok", kind="seed")) == (0, 10, 8)
+
+
+def effective_triple(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """(steps, top-k, draft tokens) as the server said it runs them."""
+    settings: Mapping[str, str] = dict(row["effective"])
     names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
     return tuple(int(json.loads(settings[name])) for name in names)
 
 
+def test_every_later_trial_is_pinned_to_what_the_baseline_resolved_to(study: Study) -> None:
+    assert dict(study.baseline["pins"]) == {}
+    resolved = dict(study.baseline["effective"])
+    for row in study.trials_of(kind="seed"):
+        pins = {name: value for name, value in row["pins"] if not name.startswith("env.")}
+        if row["status"] != "rejected":
+            assert pins == {name: resolved[name] for name in PINNED}, row["name"]
+            assert all(f"--{name.replace('_', '-')} {value}" in row["command"] for name, value in pins.items())
+
+
+def test_a_speculative_trial_differs_from_plain_decoding_in_its_speculation_alone(study: Study) -> None:
+    """And in the overlap schedule, which SGLang turns off by itself where it speculates on a CPU."""
+    plain = dict(study.baseline["effective"])
+    for row in speculative(study):
+        runs = dict(row["effective"])
+        differing = {name for name in plain.keys() | runs.keys() if plain.get(name) != runs.get(name)}
+        others = {name for name in differing if not name.startswith("speculative_")}
+        assert others == {"disable_overlap_schedule"}, row["name"]
+        assert row["effective_env"] == study.baseline["effective_env"], row["name"]
+
+
+def test_the_environment_is_read_from_the_rank_itself_without_secrets(study: Study) -> None:
+    """What specsearch gives, what SGLang adds by itself, and neither this launch's own folder nor a secret."""
+    for row in measured(study):
+        environment = dict(row["effective_env"])
+        assert environment.items() >= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}.items()
+        assert environment.items() >= {"NCCL_CUMEM_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "8"}.items()
+        assert not {"TMPDIR", "HOME", "CUDA_VISIBLE_DEVICES", "SGLANG_RUN_ID"} & environment.keys()
+    stored = [repr(row) for row in (*study.trials, *study.table("measurements"))]
+    assert not [text for text in stored if SECRET in text]
+
+
+def test_a_point_that_resolves_to_a_measured_one_is_skipped_once_its_server_says_so(study: Study) -> None:
+    row = study.trial_of(status="skipped_duplicate", kind="seed")
+    assert (row["reason"], row["phase"]) == ("same_effective_configuration", "verify")
+    assert "--schedule-conservativeness 1.0" in row["command"]
+    assert row["effective_key"] == study.baseline["effective_key"]
+    assert row["measurement_rows"] == 0
+
+
+def test_an_eagle3_head_under_another_algorithm_is_refused_before_anything_starts(study: Study) -> None:
+    row = study.trial_of(status="rejected")
+    assert row["reason"] == "infeasible_params"
+    assert "is an EAGLE-3 head (LlamaForCausalLMEagle3), but speculative_algorithm is EAGLE" in row["message"]
+    assert row["command"] is None
+    assert row["started_at"] is None
+
+
+def test_a_value_that_the_command_line_refuses_ends_the_launch_with_exit_code_2(study: Study) -> None:
+    row = study.trial_of(reason="arg_rejected", exit_code=2, kind="seed")
+    assert row["status"] == "infeasible"
+    assert "argument --schedule-policy: invalid choice: 'newest-first'" in row["detail"]
+
+
+def test_a_value_that_the_resolution_refuses_ends_the_launch_with_exit_code_1(study: Study) -> None:
+    row = study.trial_of(reason="arg_rejected", exit_code=1, kind="seed")
+    assert row["status"] == "infeasible"
+    assert row["detail"] == "ValueError: --swa-full-tokens-ratio should be in range (0, 1.0]."
+    assert "Load weight begin" not in study.log_of(row)
+
+
+def test_weights_that_cannot_be_read_end_the_launch_while_it_loads_and_are_tried_once(study: Study) -> None:
+    """Another attempt would read the same file."""
+    row = study.trial_of(draft_model="/eagle3-truncated", kind="seed")
+    assert (row["status"], row["reason"], row["attempt"]) == ("infeasible", "weights_unreadable", 1)
+    assert row["exit_code"] == -9  # SGLang kills its own process tree
+    assert "SafetensorError" in row["detail"]
+    assert "Load weight end" in study.log_of(row), "the target was loaded before its drafter"
+
+
+def test_the_sampler_proposed_a_point_of_its_own(study: Study) -> None:
+    assert len(study.trials_of(kind="search")) == 1
+
+
 def test_every_row_says_which_engine_it_was(study: Study) -> None:
-    rows = study.table("trials")
-    assert {(row["engine"], row["simulated"], row["engine_version"]) for row in rows} == {("sglang", False, "0.5.23")}
+    assert {(row["engine"], row["simulated"]) for row in study.trials} == {("sglang", False)}
+    assert {row["engine_version"] for row in study.trials if row["command"]} == {"0.5.23"}
+    facts = [dict(row["model_facts"]) for row in speculative(study) if row["speculative_algorithm"] in DRAFTING]
+    assert all(fact.keys() >= {"model.digest", "draft_model.digest"} for fact in facts)
 
 
-def test_nothing_is_left_behind(study: Study) -> None:
-    """No process of a server or guard lives on (RC-02), and no GPU was claimed by a study on the CPU."""
-    assert sum("sglang.launch_server" in command for command in study.processes.values()) >= 5
+def test_no_process_of_the_study_lives_on(study: Study) -> None:
+    """RC-02; and no GPU was claimed by a study on the CPU."""
+    commands = [command for command in study.watched.processes.values() if "sglang.launch_server" in command]
+    assert len(commands) >= len(measured(study))
+    assert any(command.startswith("sglang::scheduler") for command in study.watched.processes.values())
     assert study.left_behind == {}
-    assert {row["gpu_count"] for row in study.table("trials")} == {0}
+    assert {row["gpu_count"] for row in study.trials} == {0}
+
+
+def test_no_file_of_the_study_is_left_outside_its_results(study: Study) -> None:
+    """Not in the servers' temporary folders, which were there, and not in shared memory."""
+    launched = [row for row in study.trials if row["command"]]
+    assert all(f"TMPDIR={study.tmp}/ss-" in row["command"] for row in launched)
+    locks_of_ports = f"specsearch-ports-{os.getuid()}"  # empty files that later studies lock again
+    assert {path.name for path in study.tmp.iterdir()} <= {locks_of_ports}
+    assert study.watched.shared_memory, "servers were seen to use shared memory"
+    assert not [path for path in sorted(study.watched.shared_memory) if os.path.lexists(path)]
+
+
+def test_no_port_of_the_study_is_listened_on(study: Study) -> None:
+    ports = [
+        int(port) for row in study.trials if row["command"] for port in re.findall(r"--port (\d+)", row["command"])
+    ]
+    assert len(set(ports)) == len(ports) >= len(measured(study))
+    assert not [port for port in ports if is_listened_on(port)]

@@ -112,7 +112,7 @@ def test_plain_decoding_has_no_accept_length_and_never_zero_or_one_in_its_place(
 
 OUTCOMES = [
     ({"kind": "never_ready"}, "failed", "startup_hang"),
-    ({"kind": "dies_loading"}, "failed", "engine_died"),
+    ({"kind": "dies_loading"}, "failed", "unknown"),
     ({"kind": "oom_graph"}, "infeasible", "graph_capture_oom"),
     ({"kind": "oom_load"}, "infeasible", "oom_alloc"),
     ({"kind": "oom_kv"}, "infeasible", "oom_kv_budget"),

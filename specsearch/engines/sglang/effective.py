@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 
 from specsearch.engines.sglang.flags import ENV, flag_of
-from specsearch.engines.sglang.rules import ENV_DEFAULTS, INERT, SGLangRules
+from specsearch.engines.sglang.rules import ENV_DEFAULTS, SGLangRules
 from specsearch.search_space import ALGORITHM, UNSET, Point, Value
 
 # Settings that differ between two launches of the same configuration, or that say nothing about it.
@@ -60,7 +60,7 @@ def effective_key(
 
     Where the environment of the ranks is known, its NCCL variables count and not the requested ones.
     """
-    counted = {name: value for name, value in settings.items() if name not in INERT}
+    counted = {name: value for name, value in settings.items() if rules.why_inert(name) is None}
     requested = {**ENV_DEFAULTS, **rules.environment(point)}
     forced = rules.forced(rules.settings(point))
     requested |= {name: value or "forced" for name, (_, value) in forced.items() if name in requested}
@@ -79,7 +79,8 @@ def overridden(
 ) -> Iterator[str]:
     """What runs differently from what the point asks, as `num_draft_tokens: asked 16, runs 4`."""
     for name, asked in sorted(point.items()):
-        if asked == UNSET or name in INERT:
+        only_prefill = name == "cuda_graph" and point.get("decode_cuda_graph") is False
+        if asked == UNSET or only_prefill or rules.why_inert(name):
             continue
         runs = _running(name, asked, rules, info, settings, environment)
         if runs is not None and not _same(name, asked, runs):
@@ -126,7 +127,7 @@ def _running(
     graphs = info.get("cuda_graph_config")
     decode = graphs.get("decode") if isinstance(graphs, dict) else None
     decode = decode if isinstance(decode, dict) else {}
-    if name == "cuda_graph" and "backend" in decode:
+    if name in ("cuda_graph", "decode_cuda_graph") and "backend" in decode:
         return as_text(decode["backend"] != "disabled")
     if name == "cuda_graph_max_bs" and decode.get("max_bs") is not None:
         return as_text(decode["max_bs"])

@@ -1,14 +1,13 @@
 """The real SGLang: from a point to a launch, and from what a server says to facts."""
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from specsearch.config import EngineConfig
 from specsearch.engines._base import NO_PINS, Fitness, LogFacts
+from specsearch.engines.sglang import checkpoint, effective, failures, log, measuring
 from specsearch.engines.sglang import drafter as drafters
-from specsearch.engines.sglang import effective, failures, log
 from specsearch.engines.sglang.fitness import (
     Findings,
     examine_drafters,
@@ -17,8 +16,9 @@ from specsearch.engines.sglang.fitness import (
     examine_values,
     examine_version,
 )
-from specsearch.engines.sglang.flags import argv_of, environment_of, flags_of
-from specsearch.engines.sglang.rules import INERT, SGLangRules, context_length_of
+from specsearch.engines.sglang.flags import ENV, argv_of, environment_of, flags_of
+from specsearch.engines.sglang.prefix import examine_prefix, probe_prefix, python_of, with_prefix
+from specsearch.engines.sglang.rules import SGLangRules, context_length_of
 from specsearch.engines.sglang.server import TOKEN_FLAG, SGLangServer
 from specsearch.engines.sglang.version import Installation, installation
 from specsearch.errors import TrialError
@@ -48,7 +48,16 @@ class SGLangEngine:
 
     @property
     def rules(self) -> SGLangRules:
-        return SGLangRules(self.version(), self._pinned(), self.config.env, self.config.model)
+        unread = self._installation().unread
+        return SGLangRules(
+            self.version(),
+            self._pinned(),
+            self.config.env,
+            self.config.model,
+            unread=unread,
+            tp_size=self.config.tp_size,
+            check_drafter=self.config.check_drafter,
+        )
 
     def version(self) -> str | None:
         return self._installation().version or self.config.version
@@ -56,10 +65,12 @@ class SGLangEngine:
     def fitness(self, space: SearchSpace, load_points: Sequence[LoadPoint], *, dry_run: bool) -> Fitness:
         found = Findings()
         self._examine_version(found, dry_run)
+        examine_prefix(found, self.config)
         self._examine_flags(found, space)
         self._examine_drafters(found, space, dry_run)
         self._examine_points(found, space, load_points)
-        inert = {name: why for name, why in INERT.items() if name in space.by_name}
+        rules = self.rules
+        inert = {name: why for name in space.by_name if (why := rules.why_inert(name))}
         return Fitness(tuple(dict.fromkeys(found.errors)), tuple(dict.fromkeys(found.warnings)), inert)
 
     def plan(
@@ -74,20 +85,29 @@ class SGLangEngine:
         pins: Point = NO_PINS,
     ) -> LaunchPlan:
         rules = self.rules
-        flags = self._defaults() | flags_of({**pins, **rules.requested(point)}, rules.profile)
+        asked = flags_of({**pins, **rules.requested(point)}, rules.profile)
+        flags = self._defaults() | asked
+        to_serve = {name: value for name, value in flags.items() if name in asked or name not in measuring.OF_THE_TRIAL}
         head = ["--model-path", self.config.model, "--tp-size", str(self.config.tp_size)]
-        serve = (*self.config.command_prefix, *self._launcher(), *head, *argv_of(flags))
-        env = environment_of(pins) | rules.environment(point) | {"TMPDIR": str(tmpdir)}
+        start = (*self._launcher(), *head)
+        given = rules.requested_environment(point)
+        env = {name: value for name, value in measuring.VARIABLES.items() if name not in given}
+        env |= environment_of(pins) | rules.environment(point) | {"TMPDIR": str(tmpdir)}
         if gpu_indices is not None:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_indices))
-        return LaunchPlan(
-            argv=(*serve, "--host", HOST, "--port", str(port), TOKEN_FLAG, trial),
+        plan = LaunchPlan(
+            argv=(*start, *argv_of(flags), "--host", HOST, "--port", str(port), TOKEN_FLAG, trial),
             env=env,
             log_path=log_path,
             base_url=f"http://{HOST}:{port}",
-            serve_argv=serve,
-            unset=tuple(sorted(name for name, value in rules.requested_environment(point).items() if value == UNSET)),
+            serve_argv=(*start, *argv_of(to_serve)),
+            unset=tuple(sorted(name for name, value in given.items() if value == UNSET)),
         )
+        return with_prefix(plan, self.config, trial=trial, gpu_indices=gpu_indices, tmpdir=tmpdir)
+
+    def measuring_options(self) -> dict[str, Value]:
+        variables = {f"{ENV}{name}": value for name, value in measuring.VARIABLES.items()}
+        return {**measuring.flags(self.version()), **variables}
 
     def model_facts(self, point: Point) -> dict[str, str]:
         settings = self.rules.settings(point)
@@ -96,7 +116,7 @@ class SGLangEngine:
         facts: dict[str, str] = {}
         for role, model in models.items():
             if model is not None and not (role == "draft_model" and is_plain(point)):
-                facts |= drafters.model_facts(role, str(model), revisions[role], self.config.env)
+                facts |= checkpoint.model_facts(role, str(model), revisions[role], self.config.env)
         return facts
 
     def draft_context(self, point: Point) -> int | None:
@@ -104,9 +124,9 @@ class SGLangEngine:
         settings = rules.settings(point)
         if is_plain(point) or "draft_model" not in settings:
             return None
-        drafter = drafters.read_config(str(settings["draft_model"]), self.config.env)
-        target = drafters.read_config(self.config.model, self.config.env)
-        short = drafters.short_context(drafter, target, context_length_of(settings)) if drafter else None
+        asked = rules.asked(point)
+        drafter = asked.drafter
+        short = drafters.short_context(drafter, asked.target, context_length_of(settings)) if drafter else None
         return short[0] if short else None
 
     def own_environment(self, processes: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str] | None:
@@ -117,8 +137,10 @@ class SGLangEngine:
         examine_values(before, self.rules, space)
         examine_values(after, self.rules.settled_by(settled), space)
         news = [said for said in (*after.errors, *after.warnings) if said not in (*before.errors, *before.warnings)]
+        origin = "as the baseline resolved it"
         return tuple(
-            f"{said} (as the baseline resolved it; search or pin another value to change that)" for said in news
+            f"{said}{'' if origin in said else f' ({origin})'}; search or pin another value to change that"
+            for said in news
         )
 
     def server(self, plan: LaunchPlan) -> SGLangServer:
@@ -135,21 +157,22 @@ class SGLangEngine:
         return self.config.args
 
     def _python(self) -> str:
-        return str(Path(self.config.python).expanduser()) if self.config.python else sys.executable
+        return python_of(self.config)
 
     def _launcher(self) -> tuple[str, ...]:
         """The words that start a server, before any flag."""
         return (self._python(), "-m", "sglang.launch_server")
 
     def _installation(self) -> Installation:
-        python = self._python() if self.config.python else None
-        return installation(python, self.config.env.get("PYTHONPATH") if python else None)
+        python = self._python() if self.config.python or self.config.command_prefix else None
+        path = self.config.env.get("PYTHONPATH") if python else None
+        return installation(python, path, probe_prefix(self.config))
 
     def _defaults(self) -> dict[str, Value]:
         """What every trial gets unless the search space says otherwise: equal in plain and speculative ones."""
         largest = max((point.concurrency for point in self.load_points), default=0)
         return {
-            "enable_metrics": True,
+            **measuring.flags(self.version()),
             "random_seed": 1,
             "max_running_requests": max(FEWEST_RUNNING_REQUESTS, largest),
         }

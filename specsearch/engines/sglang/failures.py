@@ -1,201 +1,56 @@
 """Why a server died or never came up: from its log and exit code to a typed error.
 
-The first pattern of the table that fits decides, so what is specific stands before what is general, and a text that
-SGLang prints as advice below every failed capture stands nowhere.
+The first cause decides, not the loudest line: of the deaths that the log holds the earliest that is not the consequence
+of another, and in it the exception that started it. An exception that was caught and logged counts only where nothing
+says that a process ended with one.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from specsearch.engines.sglang import log
+from specsearch.engines.sglang.captures import capture_under_way
+from specsearch.engines.sglang.causes import CAPTURE_FAILED, CAUSES, CONSEQUENCE, WARM_UP_FAILED, Cause, statements
+from specsearch.engines.sglang.failure_facts import CHILD, facts_of, phase_of_start
+from specsearch.engines.sglang.lines import line_with, rank_at, without_colours
+from specsearch.engines.sglang.tracebacks import Death, Raised, deaths
 from specsearch.errors import FailedTrial, InfeasibleTrial, TrialError
 from specsearch.trial import Phase
 
 _AT_WORK = (Phase.VERIFY, Phase.WARM_UP, Phase.MEASURE)
-
-
-class Cause(NamedTuple):
-    """One recognisable cause; `starting` marks those that can only end a server that was never ready."""
-
-    pattern: re.Pattern[str]
-    reason: str
-    error: type[TrialError]
-    message: str
-    advice: str
-    starting: bool = False
-    lesson: str = ""  # what no further point may be, as a constraint
-    within: tuple[str, ...] = ()  # the knobs to whose values the lesson is bound
-
-
-def _cause(
-    pattern: str,
-    reason: str,
-    error: type[TrialError],
-    message: str,
-    advice: str,
-    *,
-    starting: bool = False,
-    lesson: str = "",
-    within: tuple[str, ...] = (),
-) -> Cause:
-    return Cause(re.compile(pattern), reason, error, message, advice, starting, lesson, within)
-
-
-_OUT_OF_MEMORY = r"CUDA out of memory|OutOfMemoryError|HIP out of memory"
-_CAPTURE_FAILED = r"Capture (?:\w+ ){1,3}graph failed"  # of decoding, of a prefill, of a CPU
-# How SGLang's backends and draft workers say that they draft chains only; as an exception, since one algorithm
-# says the same in a warning and goes on with a chain.
-_CHAINS_ONLY = (
-    r"(?:Error|Exception): [^\n]*(?:(?:supports|requires) (?:only )?(?:topk|(?:--)?speculative.eagle.topk)[ <=]*1\b|"
-    r"[Tt]opk > 1 [^\n]*support|n't support topk > 1)"
-)
-CAUSES = (
-    _cause(
-        r"\berror: (?:unrecognized arguments|ambiguous option|argument |the following arguments are required)",
-        "arg_rejected",
-        InfeasibleTrial,
-        "SGLang's command line refused an argument",
-        "Compare the flag with `python -m sglang.launch_server --help` of the installed version.",
-        starting=True,
-    ),
-    _cause(
-        r"selected index k out of range",
-        "infeasible_params",
-        InfeasibleTrial,
-        "the draft tree holds fewer tokens than num_draft_tokens asks for",
-        "Keep num_draft_tokens - 1 at or below eagle_topk + (num_steps - 1) * eagle_topk**2; memory is not the matter.",
-    ),
-    _cause(
-        r"Target model's context_length",
-        "draft_context_too_short",
-        InfeasibleTrial,
-        "the drafter's context is shorter than the server's",
-        "Lower context_length. SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 lets it start, but long requests may then "
-        "be accepted badly or crash.",
-    ),
-    _cause(
-        _CHAINS_ONLY,
-        "arg_rejected",
-        InfeasibleTrial,
-        "a draft tree is refused with this attention backend",
-        "Search eagle_topk 1 only, or another attention_backend, or page_size 1.",
-        lesson="eagle_topk <= 1",
-        within=("*attention_backend", "page_size", "draft_model", "speculative_use_rejection_sampling"),
-    ),
-    _cause(
-        r"(?:does not implement|object has no attribute) '?set_eagle3_layers_to_capture",
-        "arg_rejected",
-        InfeasibleTrial,
-        "this target gives no hidden states to an EAGLE-3 drafter",
-        "Search another speculative_algorithm; this SGLang has no EAGLE-3 for the target's architecture.",
-        lesson="speculative_algorithm != 'EAGLE3'",
-    ),
-    _cause(
-        r"is not supported in (?:decode )?attention backend|Unknown speculative algorithm name",
-        "arg_rejected",
-        InfeasibleTrial,
-        "SGLang refuses this combination of arguments",
-        "Exclude it with a constraint or a condition in the search space.",
-    ),
-    _cause(
-        r"Not enough memory\. Please try to increase --mem-fraction-static",
-        "oom_kv_budget",
-        InfeasibleTrial,
-        "no memory is left for the KV cache within mem_fraction_static",
-        "Raise mem_fraction_static.",
-        starting=True,
-    ),
-    _cause(
-        rf"{_CAPTURE_FAILED}:[^\n]*(?:out of memory|OutOfMemoryError)|{_OUT_OF_MEMORY}",
-        "oom_alloc",  # told apart by when it came, see _out_of_memory
-        InfeasibleTrial,
-        "a GPU ran out of memory while the model was loaded",
-        "Lower mem_fraction_static.",
-    ),
-    _cause(
-        r"no algorithm/protocol available",
-        "nccl_config_error",
-        InfeasibleTrial,
-        "NCCL has no algorithm for one of its collectives under the NCCL_* variables of this trial",
-        "Take the value that the line names out of the search space; some values serve some collectives only.",
-        within=("env.NCCL_*",),
-    ),
-    _cause(
-        r"shared memory segment /dev/shm/nccl-",
-        "shm_exhausted",
-        FailedTrial,
-        "NCCL found too little shared memory",
-        "Give the container more of it: --shm-size 32g or --ipc=host.",
-    ),
-    _cause(
-        r"EADDRINUSE|[Aa]ddress already in use|Port is already in use\. dist_init_port|is not available in \d+ seconds",
-        "port_taken",
-        FailedTrial,
-        "a port was taken by another process",
-        "Nothing to do if it was once: a fresh port is taken for the next attempt.",
-        starting=True,
-    ),
-    _cause(
-        r"The memory capacity is unbalanced",
-        "gpu_not_free",
-        FailedTrial,
-        "one GPU has much less free memory than another: something else holds memory there",
-        "Look for the process that holds it with nvidia-smi.",
-        starting=True,
-    ),
-    _cause(
-        r"custom_all_?reduce\w*\.cuh?\w*:\d+|'CustomAll[Rr]educe\w*' object has no attribute|"
-        r"(?:CUDA )?[Ee]rror[^\n]*\bcustom_all_reduce|File \"[^\"]*custom_all_reduce\w*\.py\"",
-        "custom_all_reduce_error",
-        InfeasibleTrial,
-        "SGLang's custom all-reduce kernel failed on these GPUs",
-        "Set custom_all_reduce: false, for the baseline too.",
-        lesson="not custom_all_reduce",
-    ),
-    _cause(
-        _CAPTURE_FAILED,
-        "graph_capture_failed",
-        InfeasibleTrial,
-        "capturing a CUDA graph failed",
-        "Search with cuda_graph: false, or with another attention backend.",
-        starting=True,
-    ),
-    _cause(
-        r"object has no attribute '(?:hot_token_id|set_embed|set_embed_and_head|get_embed_and_head)'",
-        "missing_draft",
-        InfeasibleTrial,
-        "the model that was loaded as drafter is none: without a draft_model SGLang takes the target",
-        "Name the drafter with draft_model.",
-        starting=True,
-    ),
-    _cause(
-        r"Repo id must be in the form|is not a local folder and is not a valid model identifier|"
-        r"does not appear to have a file named|Cannot find any (?:model )?weights|"
-        r"LocalEntryNotFoundError|RepositoryNotFoundError|No such file or directory: \S*config\.json",
-        "model_not_found",
-        InfeasibleTrial,
-        "the files of the target or of the drafter were not found",
-        "Check engine.model and draft_model on the node that ran the trial.",
-        starting=True,
-    ),
-)  # fmt: skip
-
 _RESOLUTION_ERRORS = ("ValueError", "AssertionError", "TypeError", "NotImplementedError", "KeyError")
-_SIGNS_OF_WEIGHTS = ("Load weight begin", "Load weight end")
+_WEIGHTS = "Load weight "
+_STOPPED = "SIGTERM received"
 _OWN_KILL = ("kill_process_tree called", "eceived sigquit", "SIGQUIT received", "Scheduler hit an exception")
 _KILLED = (-9, -15, 137, 143)
+_BUS_ERROR = ("-7", "135")
 _USAGE_ERROR = re.compile(r"^usage: .*?^(?P<line>[^\n:]+: error: [^\n]+)", re.MULTILINE | re.DOTALL)
-_ASKED = re.compile(r"Tried to allocate ([\d.]+ [KMG]i?B)")
-_CHILD = re.compile(
-    r"Rank \d+ scheduler died during initialization \(exit code: (?P<rank>-?\d+)\)"
-    r"|Subprocess \S+ \(pid=\d+\) crashed with exit code (?P<child>-?\d+)"
-    r"|Initialization failed\. warmup error:[^\n]*"
-)
+_LATE = re.compile(r"illegal memory access|device-side assert|launch failure")  # told by a later call than failed
+_NAMED_FRAMES = 9  # lines of the innermost frames: a call, its source and its marks each
+_LONGEST_LINE = 1000
+_ASK_THE_KERNEL = "Was it the kernel's out-of-memory killer? `dmesg` tells; or someone who cleaned up the node."
 
 
-@dataclass(frozen=True, slots=True)
+class _Clue(NamedTuple):
+    """Something that may have ended the server; without a cause when nothing recognises it."""
+
+    position: int
+    detail: str
+    text: str
+    rank: str
+    cause: Cause | None
+    exception: str = ""  # its name
+    is_certain: bool = True  # that it ended a process
+
+    @property
+    def is_consequence(self) -> bool:
+        return self.cause.symptom if self.cause else CONSEQUENCE.search(self.detail) is not None
+
+
+@dataclass(frozen=True)
 class _End:
     text: str
     exit_code: int | None
@@ -206,61 +61,143 @@ class _End:
         """Its process ended, or lives on after a scheduler of it died."""
         return self.exit_code is not None or any(sign in self.text for sign in _OWN_KILL)
 
+    @cached_property
+    def child(self) -> re.Match[str] | None:
+        """The first word of a process of the server that is gone."""
+        return CHILD.search(self.text)
+
+    @cached_property
+    def stopped_at(self) -> int | None:
+        """Where it says that it was told to stop; None when something had ended it before."""
+        position = self.text.find(_STOPPED)
+        return position if position >= 0 and (self.clue is None or position < self.clue.position) else None
+
+    @cached_property
+    def position(self) -> int:
+        """Where the log says how the end began."""
+        if self.stopped_at is not None:
+            return self.stopped_at
+        return self.clue.position if self.clue else self.child.start() if self.child else len(self.text)
+
+    @cached_property
+    def clue(self) -> _Clue | None:
+        """What explains the end best; None when the log holds nothing but the end itself."""
+        found = deaths(self.text)
+        certain = [self._clue(death) for death in found if death.is_certain]
+        certain += [
+            _Clue(match.start(), line_with(self.text, match.start()), line_with(self.text, match.start()),
+                  rank_at(self.text, match.start()), cause)
+            for cause, match in statements(self.text)
+            if not (cause.starting and self.was_ready)
+        ]  # fmt: skip
+        certain.sort(key=lambda clue: clue.position)
+        # Of those that may have been caught the last is the likeliest to have ended its process.
+        perhaps = [self._clue(death) for death in reversed(found) if not death.is_certain]
+        clues = [*certain, *perhaps]
+        causes = [clue for clue in clues if not clue.is_consequence]
+        symptoms = [clue for clue in clues if clue.cause]
+        return next(iter([*causes, *symptoms, *clues]), None)
+
+    def _clue(self, death: Death) -> _Clue:
+        cause, raised = self._cause(death)
+        line = raised.message[0]
+        if cause and (match := cause.pattern.search(raised.text)):
+            line = line_with(raised.text, match.start())
+        if cause is None and death.is_warm_up and not self.was_ready:
+            cause = WARM_UP_FAILED
+        if line == "AssertionError":
+            line = f"{_innermost(raised.frames) or 'somewhere'}: AssertionError"
+        return _Clue(death.position, line, death.text, death.rank, cause, raised.name, death.is_certain)
+
+    def _cause(self, death: Death) -> tuple[Cause | None, Raised]:
+        for cause in CAUSES:
+            if cause.starting and self.was_ready:
+                continue
+            for raised in death.raised:
+                if _fits(cause, raised):
+                    return cause, raised
+        return None, next((one for one in death.raised if not CONSEQUENCE.search(one.text)), death.first)
+
+
+def _fits(cause: Cause, raised: Raised) -> bool:
+    if cause.pattern.search(raised.text):
+        return True
+    innermost = "\n".join(raised.frames[-_NAMED_FRAMES:])
+    return bool(cause.frames and cause.frames.search(innermost) and not _LATE.search(raised.message[0]))
+
 
 def failure(text: str, *, exit_code: int | None, phase: Phase) -> TrialError:
     """The error that the end of a server is; `exit_code` None means that it still lives and does not answer."""
-    text = log.without_colours(text)
+    text = without_colours(text)
     end = _End(text, exit_code, was_ready=log.READY in text or phase in _AT_WORK)
-    return next(iter(_explanations(end)))
+    error = next(iter(_explanations(end)))
+    error.facts |= _facts(end)
+    error.detail = _shortened(error.detail)
+    return error
 
 
 def _explanations(end: _End) -> Iterator[TrialError]:
-    for cause in CAUSES:
-        match = cause.pattern.search(end.text)
-        if match and not (cause.starting and end.was_ready):
-            yield _recognised(cause, match, end)
+    yield from _stopped_from_outside(end)
+    if end.clue and end.clue.cause and (end.has_died or end.clue.is_certain):
+        yield _recognised(end.clue, end.clue.cause, end)
     yield from _refused_by_the_parser(end)
     yield from _bus_error(end)
     yield from _refused_at_resolution(end)
-    yield from _stopped_from_outside(end)
     yield from _crash_at_work(end)
     yield from _silence(end)
     yield _unrecognised(end)
 
 
-def _recognised(cause: Cause, match: re.Match[str], end: _End) -> TrialError:
-    detail = log.line_with(end.text, match.start())
-    if detail.startswith(("raise ", "File ")):  # a traceback's view of the source, not yet what it says
-        detail = log.exception_line(end.text) or detail
+def _facts(end: _End) -> dict[str, str]:
+    facts = facts_of(end.clue.text, end.clue.rank) if end.clue else {}
+    if end.child and (end.clue is None or end.clue.is_consequence):
+        facts = facts_of(end.child.group(), "") | facts
+    if start := phase_of_start(end.text[: end.position], facts.get("rank", "")):
+        facts["phase"] = start
+    return facts
+
+
+def _recognised(clue: _Clue, cause: Cause, end: _End) -> TrialError:
     if cause.reason == "oom_alloc":
-        return _out_of_memory(cause, detail, end)
+        return _out_of_memory(clue, cause, end)
     return cause.error(
-        cause.reason, cause.message, detail=detail, advice=cause.advice, lesson=cause.lesson, within=cause.within
+        cause.reason, cause.message, detail=clue.detail, advice=cause.advice, lesson=cause.lesson, within=cause.within
     )
 
 
-def _out_of_memory(cause: Cause, detail: str, end: _End) -> TrialError:
+def _out_of_memory(clue: _Clue, cause: Cause, end: _End) -> TrialError:
     """Running out of memory has three remedies, by when it happened."""
-    asked = _ASKED.search(end.text)
-    wanted = f", {asked.group(1)} were asked for" if asked else ""
+    asked = facts_of(clue.text, "").get("asked")
+    wanted = f", {asked} were asked for" if asked else ""
     if end.was_ready:
         return FailedTrial(
             "oom_runtime",
             f"a GPU ran out of memory under load{wanted}",
-            detail=detail,
+            detail=clue.detail,
             advice="Lower mem_fraction_static or max_running_requests.",
         )
-    capture = log.capture_under_way(end.text)
-    if capture is None and not re.search(_CAPTURE_FAILED, end.text):
-        return cause.error(cause.reason, f"{cause.message}{wanted}", detail=detail, advice=cause.advice)
+    capture = capture_under_way(end.text[: clue.position], clue.rank)
+    if capture is None and not re.search(CAPTURE_FAILED, clue.text):
+        return cause.error(cause.reason, f"{cause.message}{wanted}", detail=clue.detail, advice=cause.advice)
     name, available_gb = capture or ("decode", None)
     free = f", {available_gb} GB were free before" if available_gb is not None else ""
     return InfeasibleTrial(
         "graph_capture_oom",
         f"a GPU ran out of memory while the {name} graph was captured{free}{wanted}",
-        detail=detail,
+        detail=clue.detail,
         advice="Use a smaller cuda_graph_max_bs or a smaller mem_fraction_static.",
+        facts={"available_before": f"{available_gb} GB"} if available_gb is not None else None,
     )
+
+
+def _stopped_from_outside(end: _End) -> Iterator[TrialError]:
+    if end.stopped_at is not None:
+        yield FailedTrial(
+            "engine_died",
+            "the server was told to stop by someone else",
+            detail=line_with(end.text, end.stopped_at),
+            advice="Who else cleans up servers on this node?",
+        )
 
 
 def _refused_by_the_parser(end: _End) -> Iterator[TrialError]:
@@ -276,49 +213,37 @@ def _refused_by_the_parser(end: _End) -> Iterator[TrialError]:
 
 
 def _bus_error(end: _End) -> Iterator[TrialError]:
-    if end.exit_code in (-7, 135):
+    codes = {str(end.exit_code), facts_of(end.child.group(), "").get("exit_code") if end.child else None}
+    if codes & {*_BUS_ERROR}:
         yield FailedTrial(
             "shm_exhausted",
             "the server died of a bus error, as it does when shared memory runs out",
-            detail=log.exception_line(end.text),
+            detail=_line(end),
             advice="Give the container more of it (--shm-size 32g or --ipc=host); dead servers may have filled it.",
         )
 
 
 def _refused_at_resolution(end: _End) -> Iterator[TrialError]:
     """Arguments are resolved before any weight is touched, and what they get wrong ends the parent itself."""
-    line = log.exception_line(end.text)
-    if end.was_ready or line is None or any(sign in end.text for sign in _SIGNS_OF_WEIGHTS):
+    if end.was_ready or end.clue is None or end.clue.exception not in _RESOLUTION_ERRORS:
         return
-    if log.exception_name(line) not in _RESOLUTION_ERRORS:
-        return
-    if line == "AssertionError":
-        line = f"{log.last_frame(end.text) or 'somewhere'}: AssertionError"
-    yield InfeasibleTrial(
-        "arg_rejected",
-        "SGLang refused the arguments before it loaded anything",
-        detail=line,
-        advice="Exclude the combination with a constraint or a condition in the search space.",
-    )
-
-
-def _stopped_from_outside(end: _End) -> Iterator[TrialError]:
-    if "SIGTERM received" in end.text and "Scheduler hit an exception" not in end.text:
-        yield FailedTrial(
-            "engine_died",
-            "the server was told to stop by someone else",
-            detail=log.line_with(end.text, end.text.index("SIGTERM received")),
-            advice="Who else cleans up servers on this node?",
+    if not end.clue.is_consequence and _WEIGHTS not in end.text[: end.clue.position]:
+        yield InfeasibleTrial(
+            "arg_rejected",
+            "SGLang refused the arguments before it loaded anything",
+            detail=end.clue.detail,
+            advice="Exclude the combination with a constraint or a condition in the search space.",
         )
 
 
 def _crash_at_work(end: _End) -> Iterator[TrialError]:
     if end.was_ready and end.has_died:
+        advice = "It is tried once more; a second crash makes the configuration infeasible."
         yield FailedTrial(
             "runtime_crash",
             f"the server had been ready and died at work ({_exit_words(end.exit_code)})",
-            detail=log.exception_line(end.text),
-            advice="It is tried once more; a second crash makes the configuration infeasible.",
+            detail=_line(end),
+            advice=f"{_ASK_THE_KERNEL} {advice}" if end.clue is None else advice,
         )
 
 
@@ -328,26 +253,56 @@ def _silence(end: _End) -> Iterator[TrialError]:
         yield FailedTrial(
             "hang",
             f"the server lives but {state}",
-            detail=log.exception_line(end.text),
+            detail=_line(end) or _health_line(end),
             advice="Its log says how far it came.",
         )
 
 
 def _unrecognised(end: _End) -> TrialError:
-    child = _CHILD.search(end.text)
-    detail = log.exception_line(end.text) or (child.group() if child else None)
-    if detail is None and end.exit_code in _KILLED and not any(sign in end.text for sign in _OWN_KILL):
+    words = _exit_words(end.exit_code)
+    if end.clue and not end.clue.is_consequence:
+        return FailedTrial(
+            "unknown",
+            f"the server died before it was ready ({words}), of no known cause",
+            detail=end.clue.detail,
+            advice="The log has the whole story.",
+        )
+    if end.child is None and end.exit_code in _KILLED and not any(sign in end.text for sign in _OWN_KILL):
         return FailedTrial(
             "engine_died",
-            f"the server was killed from outside before it was ready ({_exit_words(end.exit_code)})",
-            advice="Was it the kernel's out-of-memory killer? `dmesg` tells; or someone who cleaned up the node.",
+            f"the server was killed from outside before it was ready ({words})",
+            advice=_ASK_THE_KERNEL,
         )
     return FailedTrial(
         "engine_died",
-        f"the server died before it was ready ({_exit_words(end.exit_code)})",
-        detail=detail,
-        advice="The log has the whole story; no known cause fits it.",
+        f"the server died before it was ready ({words}) and its log does not say why",
+        detail=_line(end),
+        advice=_ASK_THE_KERNEL,
     )
+
+
+def _line(end: _End) -> str | None:
+    """The decisive line; what is said of a process that is gone goes before what that did to others."""
+    if end.clue and not (end.clue.is_consequence and end.child):
+        return end.clue.detail
+    return end.child.group() if end.child else None
+
+
+def _health_line(end: _End) -> str | None:
+    """What SGLang says where its own processes do not answer it."""
+    position = end.text.rfind("Health check failed")
+    return line_with(end.text, position) if position >= 0 else None
+
+
+def _innermost(frames: list[str]) -> str | None:
+    """The innermost frame, such as `File "x.py", line 3, in f`."""
+    named = re.findall(r'File "[^"]+", line \d+, in \S+', "\n".join(frames))
+    return named[-1] if named else None
+
+
+def _shortened(line: str | None) -> str | None:
+    """SGLang lists every architecture that it knows in one line."""
+    return line if line is None or len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} …"
 
 
 def _exit_words(exit_code: int | None) -> str:

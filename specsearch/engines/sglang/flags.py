@@ -16,8 +16,29 @@ _RENAMED = {
     "num_draft_tokens": "speculative_num_draft_tokens",
 }
 # Named switches whose flag turns them off.
-_NEGATED = {"cuda_graph": "disable_cuda_graph", "custom_all_reduce": "disable_custom_all_reduce"}
+_NEGATED = {
+    "cuda_graph": "disable_cuda_graph",
+    "decode_cuda_graph": "disable_decode_cuda_graph",
+    "custom_all_reduce": "disable_custom_all_reduce",
+}
 _LISTS = ("cuda_graph_bs", "cuda_graph_bs_decode", "cuda_graph_bs_prefill")  # written "1 2 4"
+
+# Flags that another one took the place of, in one version or another.
+_MOVED: tuple[tuple[str, str], ...] = (
+    ("stream_output", "incremental_streaming_output"),
+    ("enable_piecewise_cuda_graph", "cuda_graph_backend_prefill: tc_piecewise"),
+    ("enforce_piecewise_cuda_graph", "cuda_graph_backend_prefill: tc_piecewise"),
+    ("enable_breakable_cuda_graph", "cuda_graph_backend_prefill: breakable"),
+    ("disable_piecewise_cuda_graph", "cuda_graph_backend_prefill: disabled"),
+    ("piecewise_cuda_graph_tokens", "cuda_graph_bs_prefill"),
+    ("piecewise_cuda_graph_max_tokens", "cuda_graph_max_bs_prefill"),
+    ("speculative_dflash_draft_window_size", "speculative_draft_window_size"),
+    ("nsa_prefill_backend", "dsa_prefill_backend"),
+    ("nsa_decode_backend", "dsa_decode_backend"),
+    ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"),
+    ("enable_prefill_context_parallel", "enable_prefill_cp"),
+    ("prefill_cp_mode", "cp_strategy"),
+)
 
 # Flags that specsearch gives by itself, and why they cannot be knobs.
 RESERVED: Mapping[str, str] = {
@@ -41,7 +62,11 @@ RESERVED_ENV: Mapping[str, str] = {
 
 def flag_of(name: str, profile: Profile) -> str:
     """The flag, written with underscores, that carries a knob in this version."""
-    by_version = {"cuda_graph_max_bs": profile.graph_max_bs, "cuda_graph_bs": profile.graph_bs}
+    by_version = {
+        "cuda_graph_max_bs": profile.graph_max_bs,
+        "cuda_graph_bs": profile.graph_bs,
+        "decode_cuda_graph": profile.no_decode_graph,
+    }
     return by_version.get(name) or _RENAMED.get(name) or _NEGATED.get(name) or name
 
 
@@ -55,8 +80,11 @@ def flags_of(settings: Point, profile: Profile) -> dict[str, Value]:
     for name, value in settings.items():
         if name.startswith(ENV) or (plain and is_speculative_knob(name)):
             continue
-        negate = name in _NEGATED and isinstance(value, bool)
-        flags[flag_of(name, profile)] = not value if negate else value
+        if name in _NEGATED and isinstance(value, bool):
+            value = not value
+        elif name == ALGORITHM:
+            value = str(value).upper()  # some versions refuse small letters
+        flags[flag_of(name, profile)] = value
     return flags
 
 
@@ -97,6 +125,16 @@ def reserved_problem(name: str) -> str | None:
     return f"{name}: write it as the named knob {knob}" if knob else None
 
 
+def missing_problem(name: str, version: str, profile: Profile) -> str | None:
+    """Why a named knob does not exist in a version, whatever flags that declares; None when it does."""
+    if name == "decode_cuda_graph" and profile.no_decode_graph is None:
+        return (
+            f"{name}: SGLang {version} cannot turn off the graphs of decoding alone, which came with 0.5.14; "
+            "search cuda_graph, which turns off all"
+        )
+    return None
+
+
 def unknown_problem(name: str, declared: frozenset[str], version: str, profile: Profile) -> str | None:
     """Why the installed SGLang would refuse a knob's flag, with the nearest spelling it has; None when it would not.
 
@@ -105,6 +143,10 @@ def unknown_problem(name: str, declared: frozenset[str], version: str, profile: 
     flag = spelling(flag_of(name, profile))
     if flag in declared:
         return None
+    moved = [other for pair in _MOVED for old, other in (pair, pair[::-1]) if spelling(old.partition(":")[0]) == flag]
+    there = [other for other in moved if spelling(other.partition(":")[0]) in declared]
+    if there:
+        return f"{name}: SGLang {version} has no flag {flag}; there it is {' or '.join(there)}"
     longer = sorted(candidate for candidate in declared if candidate.startswith(flag))
     if longer:
         return f"{name}: SGLang {version} has no {flag}, it could mean {' or '.join(longer)}; write one of them out"

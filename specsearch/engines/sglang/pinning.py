@@ -23,9 +23,19 @@ def flags(settled: Mapping[str, str], profile: Profile, point: Point, args: Mapp
     pins: dict[str, Value] = {name: settled[name] for name in _BACKENDS if name in settled}
     pins |= {name: int(settled[name]) for name in _WHOLE if settled.get(name, "").lstrip("-").isdecimal()}
     pins |= _memory(settled, profile, point)
-    if not any(name in point for name in _graph_names(profile)[1:]) and point.get("cuda_graph") is not False:
+    are_off = any(point.get(name) is False for name in ("cuda_graph", "decode_cuda_graph"))
+    if not any(name in point for name in _graph_names(profile)[1:]) and not are_off:
         pins |= _graph_batches(settled, args, profile)
     return {name: value for name, value in pins.items() if name not in point and name not in args}
+
+
+def names(args: Mapping[str, Value], given: Collection[str], profile: Profile) -> tuple[str, ...]:
+    """What may be pinned beside the pinned arguments and the variables that something else gives or forces."""
+    are_off = any(args.get(name) is False for name in ("cuda_graph", "decode_cuda_graph"))
+    no_graphs = args.get("device") == "cpu" or are_off
+    batches = () if no_graphs or any(name in args for name in _graph_names(profile)[1:]) else ("cuda_graph_bs",)
+    flags = (name for name in (*_BACKENDS, *_WHOLE, _MEMORY, *batches) if name not in args)
+    return (*flags, *(f"env.{name}" for name in VARIABLES if name not in given))
 
 
 def variables(settled: Mapping[str, str], given: Collection[str]) -> dict[str, Value]:

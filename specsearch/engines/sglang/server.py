@@ -67,6 +67,7 @@ class SGLangServer:
             accept_length=mean_accept_length(info.get("internal_states")),
             environment=environment,
             most_requests=_admitted_requests(info),
+            log_interval=_whole(info.get("decode_log_interval")),
             lesson=lesson(point, settings),
         )
 
@@ -185,6 +186,10 @@ def _json_object(body: bytes) -> dict[str, object] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _is_number(value: object) -> bool:

@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from specsearch.engines.simulated.adaptive import all_steps, candidates_of
 from specsearch.engines.simulated.draft_tree import TreeShape
 from specsearch.engines.simulated.profiles import Gpu, Target
 
@@ -37,6 +38,7 @@ _INTS = (
     "triton-attention-num-kv-splits", "scheduler-recv-interval", "speculative-num-steps", "speculative-eagle-topk",
     "speculative-num-draft-tokens", "speculative-draft-window-size", "speculative-draft-sink-size",
     "speculative-ngram-capacity", "speculative-ngram-min-bfs-breadth", "speculative-ngram-max-bfs-breadth",
+    "speculative-ngram-max-trie-depth",
 )  # fmt: skip
 _FLOATS = (
     "mem-fraction-static", "watchdog-timeout", "schedule-conservativeness", "cpu-offload-gb",
@@ -59,11 +61,12 @@ _DEFAULTS: Mapping[str, object] = {
     "ep_size": 1, "page_size": 1, "num_continuous_decode_steps": 1, "stream_interval": 1, "decode_log_interval": 40,
     "max_prefill_tokens": 16384, "chunked_prefill_size": 8192, "watchdog_timeout": 300.0, "schedule_policy": "fcfs",
     "speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0, "random_seed": 42,
+    "speculative_ngram_max_bfs_breadth": 10,
 }  # fmt: skip
 
-# Known to SGLang; only the EAGLE family and STANDALONE draft with a tree that is modelled here.
-MODELLED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
-_KNOWN = (*MODELLED, "NGRAM", "DFLASH", "DSPARK", "UNO")
+MODELLED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
+_KNOWN = (*MODELLED, "DFLASH", "DSPARK", "UNO")
+_NGRAM_TOKENS = 12
 _TREES_WITH_PAGES = ("flashinfer", "fa3", "triton")
 
 
@@ -142,10 +145,51 @@ def _resolve_speculation(args: argparse.Namespace, target: Target) -> list[str]:
         args.speculative_algorithm = "EAGLE"
     if args.speculative_algorithm not in MODELLED:
         raise ValueError(f"{args.speculative_algorithm} is not simulated; simulated are {', '.join(MODELLED)}")
-    if args.speculative_adaptive:
-        raise ValueError("speculative_adaptive is not simulated")
+    warnings = _resolve_adaptive(args) if args.speculative_adaptive else []
     if args.max_running_requests is None:
         args.max_running_requests = SPECULATIVE_RUNNING_REQUESTS
+    resolve_shape = _resolve_ngram if args.speculative_algorithm == "NGRAM" else _resolve_triple
+    return [*warnings, *resolve_shape(args, target)]
+
+
+def _resolve_adaptive(args: argparse.Namespace) -> list[str]:
+    """Chains of EAGLE and EAGLE3 only, whose steps must be among the candidates; else it is off, with a warning."""
+    reason = None
+    if args.speculative_algorithm not in ("EAGLE", "EAGLE3"):
+        reason = f"speculative_algorithm={args.speculative_algorithm} (only EAGLE/EAGLE3 are supported)"
+    elif args.speculative_eagle_topk not in (None, 1):
+        reason = f"speculative_eagle_topk={args.speculative_eagle_topk} (only topk=1 is supported)"
+    if reason:
+        args.speculative_adaptive = False
+        return [f"speculative_adaptive disabled: {reason}. Falling back to static speculative params."]
+    steps = all_steps(candidates_of(args.speculative_adaptive_config))
+    args.speculative_eagle_topk = 1
+    if args.speculative_num_steps is None:
+        args.speculative_num_steps = steps[len(steps) // 2]
+    if args.speculative_num_steps not in steps:
+        raise ValueError(
+            f"--speculative-num-steps={args.speculative_num_steps} is not in the adaptive config candidate_steps "
+            f"{steps}. Pass one of those values."
+        )
+    args.speculative_num_draft_tokens = args.speculative_num_steps + 1
+    return []
+
+
+def _resolve_ngram(args: argparse.Namespace, target: Target) -> list[str]:
+    """Top-k is the breadth of the search whatever was asked."""
+    args.speculative_eagle_topk = args.speculative_ngram_max_bfs_breadth
+    args.speculative_num_draft_tokens = args.speculative_num_draft_tokens or _NGRAM_TOKENS
+    if args.speculative_num_steps is None:
+        args.speculative_num_steps = args.speculative_num_draft_tokens // args.speculative_eagle_topk
+    if args.speculative_eagle_topk > 1 and args.page_size > 1 and args.attention_backend != "flashinfer":
+        raise ValueError(
+            f"speculative_eagle_topk({args.speculative_eagle_topk}) > 1 with page_size({args.page_size}) > 1 is "
+            "unstable and produces incorrect results for paged attention backends."
+        )
+    return []
+
+
+def _resolve_triple(args: argparse.Namespace, target: Target) -> list[str]:
     if args.speculative_num_steps is None:
         assert args.speculative_eagle_topk is None  # bare, as in SGLang (LF-21)
         assert args.speculative_num_draft_tokens is None

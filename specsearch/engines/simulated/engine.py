@@ -9,11 +9,13 @@ from specsearch.engines._base import NO_PINS
 from specsearch.engines.sglang import SGLangEngine
 from specsearch.engines.sglang.fitness import Findings, examine_flags, in_file
 from specsearch.engines.sglang.flags import ENV, reserved_problem, unknown_problem
+from specsearch.engines.sglang.rules import context_length_of
 from specsearch.engines.sglang.version import Installation
 from specsearch.engines.simulated.arguments import MODELLED, VERSION, known_flags
+from specsearch.engines.simulated.profiles import TARGETS, drafter_of
 from specsearch.engines.simulated.settings import VARIABLE, Simulation
 from specsearch.launch import LaunchPlan
-from specsearch.search_space import ALGORITHM, PLAIN, Point, SearchSpace, Value
+from specsearch.search_space import ALGORITHM, PLAIN, Point, SearchSpace, Value, is_plain
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,13 @@ class SimulatedEngine(SGLangEngine):
         return {}
 
     def draft_context(self, point: Point) -> int | None:
-        """Simulated drafters take any context."""
-        return None
+        """The context of a drafter that was made for less text than the server takes."""
+        settings = self.rules.settings(point)
+        if is_plain(point) or str(settings[ALGORITHM]).upper() == "NGRAM":
+            return None
+        own = drafter_of(str(settings.get("draft_model")), self.config.simulated.drafter).context_length
+        target = TARGETS[self.config.simulated.target].context_length
+        return own if own is not None and own < (context_length_of(settings) or target) else None
 
     def _pinned(self) -> Mapping[str, Value]:
         """The drafter of the simulated machine serves where the search space names none."""

@@ -19,7 +19,7 @@ def exposition(scheduler: Scheduler, launch: Launch) -> str:
 
 
 def _families(scheduler: Scheduler, launch: Launch) -> Iterator[tuple[str, str, list[Sample]]]:
-    counters, shape = scheduler.counters, launch.machine.tree
+    counters, shape = scheduler.counters, scheduler.machine.tree
     streaming = ',is_streaming="true"'
     yield "prompt_tokens_total", "counter", [("", streaming, counters.prompt_tokens)]
     yield "cached_tokens_total", "counter", [("", "", counters.cached_tokens)]

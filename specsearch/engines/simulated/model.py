@@ -24,6 +24,7 @@ DRAFT_PASS_EAGER_MS = 3.5
 DRAFT_WEIGHTS_SHARE = 1 / 250  # of the target's weights
 DRAFT_SIZE_GB = 0.002  # at least
 VERIFY_HOST_MS = 0.3  # building the tree and comparing tokens
+LOOKUP_MS = 0.1  # finding one request's last words in what was said before
 CONTEXT_GB = 0.6  # what a CUDA context takes
 ACTIVATION_COPIES = 12  # hidden-sized tensors alive per token of a prefill chunk
 GRAPH_COPIES = 40  # the same per captured token
@@ -86,11 +87,17 @@ class Machine:
     graph_batches: tuple[int, ...] = ()  # captured batch sizes; empty: graphs off
     custom_all_reduce: bool = True
     transport: Transport = Transport()
+    is_ngram: bool = False  # guesses are looked up, no drafter is loaded
+    draft_graph: bool = True  # whether the drafter's own passes are captured with the target's
 
     @property
     def width(self) -> int:
         """Tokens of one request that the target computes in one step."""
         return self.tree.num_draft_tokens if self.tree else 1
+
+    @property
+    def loads_a_drafter(self) -> bool:
+        return self.tree is not None and not self.is_ngram
 
     def in_graph(self, batch: int) -> bool:
         """Whether a decode step of that many requests replays a captured graph."""
@@ -113,13 +120,14 @@ class Machine:
         target = self._target_pass_ms(batch, context_tokens, graph)
         if self.tree is None:
             return target + self.target.host_ms
-        return target + self._draft_ms(batch, self.tree, graph) + self.target.host_ms + VERIFY_HOST_MS
+        draft = LOOKUP_MS * batch if self.is_ngram else self._draft_ms(batch, self.tree, graph and self.draft_graph)
+        return target + draft + self.target.host_ms + VERIFY_HOST_MS
 
     def prefill_ms(self, tokens: int) -> float:
         """One prefill batch of that many new tokens, launched eagerly, the drafter's included."""
         arithmetic = self._arithmetic_ms(tokens)
         reduces = 2 * self.target.layers * self.all_reduce_ms(max(tokens, 1))
-        draft = DRAFT_PASS_EAGER_MS * self._scale if self.tree else 0.0
+        draft = DRAFT_PASS_EAGER_MS * self._scale if self.loads_a_drafter else 0.0
         return max(self._weights_ms(1) + arithmetic + reduces, self.target.eager_ms) + draft + self.target.host_ms
 
     @property
@@ -202,9 +210,9 @@ def memory_of(
     """The memory of one GPU of the machine."""
     total = machine.gpu.memory_gb
     target = machine.target.weights_gb / machine.tp_size
-    draft = machine.draft_weights_gb if machine.tree else 0.0
+    draft = machine.draft_weights_gb if machine.loads_a_drafter else 0.0
     kv = (total - CONTEXT_GB) * mem_fraction_static - target - draft
-    per_token = machine.kv_gb_per_token * (1 + 1 / machine.target.layers if machine.tree else 1)
+    per_token = machine.kv_gb_per_token * (1 + 1 / machine.target.layers if machine.loads_a_drafter else 1)
     tokens = max(0, int(kv / per_token))
     if max_total_tokens is not None and tokens > max_total_tokens:
         tokens, kv = max_total_tokens, max_total_tokens * per_token

@@ -1,42 +1,41 @@
 """The tree below the server: scheduler processes, one per rank, and the GPU memory that they hold."""
 
-import ctypes
 import json
 import math
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from specsearch.clock import SystemClock
+from specsearch.engines.simulated import rank as rank_process
 from specsearch.engines.simulated.faults import Faults
 from specsearch.engines.simulated.logs import Log
 from specsearch.engines.simulated.settings import GPU_INDICES_VARIABLE, GPU_STATE_VARIABLE
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _START_TIME_FIELD = 22  # of /proc/PID/stat, counted from 1
 _FOR_GOOD_S = -1.0  # how simulated GPUs write `never`
 
 
 @dataclass(slots=True)
 class Tree:
-    """The children of this server; made before anything heavy is imported, so that they are small."""
+    """The children of this server."""
 
     schedulers: list[int]
     helpers: list[int]
     obedient: bool
 
     @classmethod
-    def spawn(cls, ranks: int, faults: Faults) -> "Tree":
-        """Fork a scheduler per rank and a detokenizer, named as SGLang names them."""
+    def spawn(cls, ranks: int, faults: Faults, env: Mapping[str, str]) -> "Tree":
+        """Start a scheduler per rank and a detokenizer, named as SGLang names them, with this environment."""
         stubborn = faults.get("ignores_sigterm")
         new_session = bool(stubborn and stubborn.options["new_session"])
         names = [f"sglang::scheduler_TP{rank}" if ranks > 1 else "sglang::scheduler" for rank in range(ranks)]
-        schedulers = [_fork(name, stubborn is not None, new_session) for name in names]
-        return cls(schedulers, [_fork("sglang::detokenizer", stubborn is not None, False)], stubborn is None)
+        schedulers = [_start(name, env, stubborn is not None, new_session) for name in names]
+        return cls(schedulers, [_start("sglang::detokenizer", env, stubborn is not None, False)], stubborn is None)
 
     @property
     def pids(self) -> list[int]:
@@ -64,29 +63,9 @@ class Tree:
             os.waitpid(pid, 0)
 
 
-def _fork(name: str, stubborn: bool, new_session: bool) -> int:
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _be_a_child(name, parent, stubborn, new_session)
-    return pid
-
-
-def _be_a_child(name: str, parent: int, stubborn: bool, new_session: bool) -> NoReturn:
-    """Wait for the end; unless stubborn, die with the parent as SGLang's children do."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if stubborn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    else:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
-    if new_session:
-        os.setsid()
-    while True:
-        signal.pause()
+def _start(name: str, env: Mapping[str, str], stubborn: bool, new_session: bool) -> int:
+    options = (str(os.getpid()), str(int(stubborn)), str(int(new_session)))
+    return os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", rank_process.__file__, name, *options], env)
 
 
 @dataclass(slots=True)

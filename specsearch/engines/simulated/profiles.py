@@ -56,6 +56,7 @@ class Drafter:
     skill: float
     relative_cost: float = 1.0
     is_eagle3: bool = True  # such a drafter is fed nothing useful under the algorithm EAGLE
+    context_length: int | None = None  # tokens it was made for, beyond which it guesses badly; None: any
 
 
 # All-reduce of 8 GPUs: the figures at 8 K, 64 K and 128 K elements are AIConfigurator's (NCCL 2.29.2, and SGLang's
@@ -141,6 +142,7 @@ DRAFTERS: Mapping[str, Drafter] = {
     "eagle3": Drafter("eagle3", skill=1.0),
     "other": Drafter("other", skill=0.82),  # made for a sibling of the target
     "weak": Drafter("weak", skill=0.45),
+    "short-context": Drafter("short-context", skill=1.0, context_length=256),
     "small-model": Drafter("small-model", skill=1.1, relative_cost=4.0, is_eagle3=False),  # for STANDALONE
 }
 

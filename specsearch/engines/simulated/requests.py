@@ -5,12 +5,23 @@ import random
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from specsearch.engines.simulated.draft_tree import DraftTree
-from specsearch.engines.simulated.texts import Reply, seed_of
+from specsearch.engines.simulated.draft_tree import TreeShape
+from specsearch.engines.simulated.texts import Reply, kind_of, seed_of
 
 DEFAULT_NEW_TOKENS = 128  # SGLang's own
 _NATURAL_END = (48, 400)  # tokens after which a reply ends where the end of text is obeyed
+
+
+class Draft(Protocol):
+    """Guesses for one kind of text, verified in one step."""
+
+    @property
+    def shape(self) -> TreeShape: ...
+
+    def accepted_drafts(self, rng: random.Random) -> int:
+        """How many of them one verify step accepts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,12 +39,13 @@ class Request:
     weight_version: str = "default"
     seed: str = ""
     reply_word: str | None = None  # a reply that repeats this word
-    tree: DraftTree | None = None  # None: plain decoding
+    draft: Draft | None = None  # of the next step; None: plain decoding
 
     completion_tokens: int = 0
     cached_tokens: int = 0
     verify_steps: int = 0
     correct_drafts: int = 0
+    proposed_drafts: int = 0
     histogram: list[int] = field(default_factory=list)
     finish: Mapping[str, object] | None = None
     error: str | None = None
@@ -44,10 +56,12 @@ class Request:
     finished_s: float = 0.0
     published: asyncio.Event = field(default_factory=asyncio.Event)
     last_token: int = 0  # after so many it is finished
+    kind: str = field(init=False)  # of its text
     reply: Reply = field(init=False)
     rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
+        self.kind = kind_of(self.prompt)
         self.reply = Reply(self.prompt, self.vocabulary, repeat=self.reply_word)
         # Greedy decoding accepts the same drafts every time; sampling differs from launch to launch.
         self.rng = seed_of("accept", self.prompt, self.seed if self.temperature > 0 else "")
@@ -62,9 +76,10 @@ class Request:
     def advance(self) -> int:
         """One decode step; returns the drafts accepted. Tokens beyond the end are cut, the counts are not."""
         accepted = 0
-        if self.tree is not None:
-            accepted = self.tree.accepted_drafts(self.rng)
+        if self.draft is not None:
+            accepted = self.draft.accepted_drafts(self.rng)
             self.verify_steps += 1
+            self.proposed_drafts += self.draft.shape.num_draft_tokens - 1
             self.correct_drafts += accepted
             self.histogram += [0] * (accepted + 1 - len(self.histogram))
             self.histogram[accepted] += 1
@@ -94,11 +109,11 @@ class Request:
         await self.published.wait()
         self.published.clear()
 
-    def answer(self) -> dict[str, object]:
-        """The body of a whole answer or of one chunk: everything so far."""
+    def answer(self, after: int = 0) -> dict[str, object]:
+        """The body of a whole answer or of one chunk: everything so far, or what came after so many tokens."""
         return {
-            "text": self.reply.text(self.seen_tokens),
-            "output_ids": self.reply.ids(self.seen_tokens),
+            "text": self.reply.text(self.seen_tokens)[len(self.reply.text(after)) :],
+            "output_ids": self.reply.ids(self.seen_tokens)[after:],
             "meta_info": self.meta_info(),
         }
 
@@ -119,14 +134,13 @@ class Request:
         return meta
 
     def _speculation(self) -> dict[str, object]:
-        if self.tree is None or not self.verify_steps:
+        if not self.verify_steps:
             return {}
-        proposed = self.verify_steps * (self.tree.shape.num_draft_tokens - 1)
         return {
-            "spec_accept_rate": self.correct_drafts / proposed,
+            "spec_accept_rate": self.correct_drafts / max(self.proposed_drafts, 1),
             "spec_accept_length": self.completion_tokens / self.verify_steps,
             "spec_num_correct_drafts": self.correct_drafts,
-            "spec_num_proposed_drafts": proposed,
+            "spec_num_proposed_drafts": self.proposed_drafts,
             "spec_verify_ct": self.verify_steps,
             "spec_correct_drafts_histogram": self.histogram,
         }

@@ -2,17 +2,20 @@
 
 import asyncio
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from specsearch.engines.simulated.draft_tree import DraftTree
+from specsearch.engines.simulated.adaptive import AdaptiveSteps
+from specsearch.engines.simulated.draft_tree import DraftTree, TreeShape
 from specsearch.engines.simulated.logs import Log
 from specsearch.engines.simulated.model import Machine
-from specsearch.engines.simulated.requests import Request
-from specsearch.engines.simulated.texts import kind_of
+from specsearch.engines.simulated.ngram import NgramDraft
+from specsearch.engines.simulated.requests import Draft, Request
 
 CHUNK_S = 0.002  # steps shorter than this are joined into one chunk: no event loop wakes up more often
+MOST_RESERVED = 4096  # tokens of a reply that a request is kept room for before it starts
+BEYOND_CONTEXT = 0.3  # what is left of a drafter's skill beyond the context it was made for
 MOST_LAG_S = 0.5  # a server that was held up longer goes on from now instead of racing to catch up
 
 
@@ -24,6 +27,7 @@ class Window:
     tokens: int = 0
     verify_steps: int = 0
     correct_drafts: int = 0
+    proposed_drafts: int = 0
     in_graph: bool = False
 
 
@@ -63,6 +67,10 @@ class PrefixCache:
         self._known.clear()
 
 
+def _reserved_tokens(request: Request) -> int:
+    return len(request.prompt_ids) + min(request.last_token, MOST_RESERVED)
+
+
 def _prefixes(ids: tuple[str, ...]) -> Iterator[int]:
     prefix = 0
     for word in ids:
@@ -96,11 +104,29 @@ class Limits:
     log_interval: int
 
 
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How well is guessed, and what is odd about this launch."""
+
+    skill: float = 1.0
+    context_length: int | None = None  # beyond which the drafter guesses badly
+    adaptive: AdaptiveSteps | None = None  # who picks the steps; None: they stay
+
+
 class Scheduler:
     """The decode loop; `run` never returns."""
 
     def __init__(
-        self, machine: Machine, pace: Pace, limits: Limits, log: Log, *, skill: float, radix_cache: bool, flushes: bool
+        self,
+        machine: Machine,
+        pace: Pace,
+        limits: Limits,
+        log: Log,
+        drafting: Drafting,
+        *,
+        radix_cache: bool = True,
+        flushes: bool = True,
+        decode_line: str = "Decode batch",
     ) -> None:
         self.machine = machine
         self.limits = limits
@@ -111,20 +137,21 @@ class Scheduler:
         self.accepted_tokens = self.verify_steps = 0  # of the server's life since the last flush; grow with log lines
         self.last_throughput = 0.0
         self.last_accept = (0.0, 0.0)  # length and rate of the last log line
+        self.step_times_s: defaultdict[int, list[float]] = defaultdict(list)  # by batch size, one per log line
         self.frozen = False
+        self._decode_line = decode_line
+        self._drafting = drafting
         self._pace = pace
         self._log = log
         self._flushes = flushes
         self._cache = PrefixCache(radix_cache)
         self._arrival = asyncio.Event()
         self._due = self._logged = 0.0
-        self._skill = skill
-        self._trees: dict[tuple[str, float], DraftTree] = {}
+        self._drafts: dict[tuple[TreeShape, str, float, bool], Draft] = {}
 
     def submit(self, request: Request) -> None:
         """Queue a request; it starts with the next step."""
         request.received_s = asyncio.get_running_loop().time()
-        request.tree = self._tree_of(request)
         self.waiting.append(request)
         self._arrival.set()
 
@@ -187,7 +214,10 @@ class Scheduler:
                 self._show(request)
 
     def _can_start(self) -> bool:
-        return bool(self.waiting) and len(self.running) < self.limits.running_requests
+        if not self.waiting or len(self.running) >= self.limits.running_requests:
+            return False
+        reserved = sum(map(_reserved_tokens, (*self.running, self.waiting[0])))
+        return not self.running or reserved <= self.limits.kv_tokens
 
     def _prefill(self) -> list[Request]:
         """Start waiting requests, as many as a chunk and the batch hold; each gets its first token."""
@@ -212,6 +242,7 @@ class Scheduler:
         batch = list(self.running)
         chunk_end = max(self._due, now) + CHUNK_S
         while True:
+            self._adapt(len(batch))
             in_graph = self.machine.in_graph(len(batch))
             self._due += self._pace.seconds(self.machine.step_ms(len(batch), self.held_tokens))
             self._count(batch, in_graph)
@@ -219,15 +250,19 @@ class Scheduler:
                 return batch
 
     def _count(self, batch: list[Request], in_graph: bool) -> None:
-        speculative = self.machine.tree is not None
+        for request in batch:
+            request.draft = self._draft_of(request)
         correct = sum(request.advance() for request in batch)
         window = self.window
         window.steps += 1
         window.tokens += correct + len(batch)
         window.in_graph = in_graph
-        if speculative:
+        if self.machine.tree is not None:
             window.verify_steps += len(batch)
             window.correct_drafts += correct
+            window.proposed_drafts += len(batch) * (self.machine.width - 1)
+        if self._drafting.adaptive is not None:
+            self._drafting.adaptive.learn(len(batch), correct / len(batch))
         self.counters.decode_tokens += correct + len(batch)
         if in_graph:
             self.counters.passes_in_graph += 1
@@ -260,14 +295,32 @@ class Scheduler:
             counters.verify_calls += request.verify_steps
         request.publish()
 
-    def _tree_of(self, request: Request) -> DraftTree | None:
-        shape = self.machine.tree
+    def _adapt(self, batch: int) -> None:
+        """Go over to the steps that are picked for a batch of that size."""
+        tree, adaptive = self.machine.tree, self._drafting.adaptive
+        if adaptive is None or tree is None or (steps := adaptive.steps_for(batch)) == tree.num_steps:
+            return
+        self._log.rank(
+            f"Switch adaptive runtime state: steps {tree.num_steps} -> {steps}, "
+            f"draft_tokens {tree.num_draft_tokens} -> {steps + 1}"
+        )
+        self.machine = replace(self.machine, tree=TreeShape(steps, 1, steps + 1))
+
+    def _draft_of(self, request: Request) -> Draft | None:
+        """What is guessed for the request's next step."""
+        shape, drafting = self.machine.tree, self._drafting
         if shape is None:
             return None
-        key = (kind_of(request.prompt), request.temperature)
-        if key not in self._trees:
-            self._trees[key] = DraftTree.grow(shape, key[0], self._skill, key[1])
-        return self._trees[key]
+        beyond = drafting.context_length is not None and request.held_tokens > drafting.context_length
+        key = (shape, request.kind, request.temperature, beyond)
+        if key not in self._drafts:
+            skill = drafting.skill * (BEYOND_CONTEXT if beyond else 1.0)
+            self._drafts[key] = (
+                NgramDraft.of(shape, request.kind, request.temperature)
+                if self.machine.is_ngram
+                else DraftTree.grow(shape, request.kind, skill, request.temperature)
+            )
+        return self._drafts[key]
 
     def _log_prefill(self, started: list[Request], tokens: int, seconds: float) -> None:
         cached = sum(request.cached_tokens for request in started)
@@ -281,17 +334,19 @@ class Scheduler:
     def _log_decode(self, running: int) -> None:
         """The line that SGLang writes every so many steps; the lifetime sums move only here."""
         window, self.window = self.window, Window()
-        self.last_throughput = window.tokens / max(self._due - self._logged, 1e-9)
+        gap_s = max(self._due - self._logged, 1e-9)  # the idle time since the last line is in it, as in SGLang
+        self.last_throughput = window.tokens / gap_s
+        self.step_times_s[running].append(gap_s / window.steps)
         self._logged = self._due
         accept = ""
         if self.machine.tree is not None:
             self.accepted_tokens += window.tokens
             self.verify_steps += window.verify_steps
-            proposed = window.verify_steps * (self.machine.width - 1)
-            self.last_accept = (window.tokens / window.verify_steps, window.correct_drafts / proposed)
+            rate = window.correct_drafts / max(window.proposed_drafts, 1)
+            self.last_accept = (window.tokens / window.verify_steps, rate)
             accept = f"accept len: {self.last_accept[0]:.2f}, accept rate: {self.last_accept[1]:.2f}, "
         self._log.rank(
-            f"Decode batch, #running-req: {running}, #token: {self.held_tokens}, token usage: {self.usage:.2f}, "
+            f"{self._decode_line}, #running-req: {running}, #token: {self.held_tokens}, token usage: {self.usage:.2f}, "
             f"{accept}cuda graph: {window.in_graph}, gen throughput (token/s): {self.last_throughput:.2f}, "
             f"#queue-req: {len(self.waiting)}"
         )

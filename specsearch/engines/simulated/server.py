@@ -12,14 +12,16 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from specsearch.engines.simulated.adaptive import AdaptiveSteps, candidates_of
 from specsearch.engines.simulated.arguments import Resolved, build_parser, knobs_of, resolve
+from specsearch.engines.simulated.environment import settled
 from specsearch.engines.simulated.faults import Faults
 from specsearch.engines.simulated.logs import Log
 from specsearch.engines.simulated.model import Machine, Transport, default_fraction, memory_of
 from specsearch.engines.simulated.processes import Crash, GpuMemory, Tree
 from specsearch.engines.simulated.profiles import GPUS, TARGETS, drafter_of
 from specsearch.engines.simulated.requests import Request
-from specsearch.engines.simulated.scheduler import Limits, Pace, Scheduler
+from specsearch.engines.simulated.scheduler import Drafting, Limits, Pace, Scheduler
 from specsearch.engines.simulated.settings import Simulation, simulation_of_environment
 from specsearch.engines.simulated.startup import Launch, check_warm_up, load
 from specsearch.engines.simulated.texts import seed_of, words_of
@@ -41,7 +43,6 @@ def main(argv: list[str] | None = None) -> None:
     simulation = simulation_of_environment()
     resolved = resolve(args, GPUS[simulation.gpu], TARGETS[simulation.target])
     launch = prepare(simulation, resolved)
-    _write_own_environment()
     launch.command = ("python", "-m", "sglang.launch_server", *(sys.argv[1:] if argv is None else argv))
     if "ignores_sigterm" in launch.faults:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -51,20 +52,14 @@ def main(argv: list[str] | None = None) -> None:
     asyncio.run(serve(launch))
 
 
-def _write_own_environment() -> None:
-    """What SGLang writes where nothing was given, and what it overwrites."""
-    os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8"
-
-
 def prepare(simulation: Simulation, resolved: Resolved) -> Launch:
-    """Everything that is known before loading; the children are forked here, while this process is small."""
+    """Everything that is known before loading; the children are started here, with the environment as it is settled."""
     args = resolved.args
     knobs = knobs_of(resolved, os.environ)
     seed = f"{simulation.seed}/{args.weight_version.rpartition('-')[0]}"  # a trial's token ends with a random part
     faults = Faults.of_launch(simulation.faults, knobs, seed_of("faults", seed))
-    machine = machine_of(simulation, resolved, os.environ)
+    os.environ.update(settled(os.environ, resolved, faults))
+    machine = machine_of(simulation, resolved, os.environ, faults)
     if args.mem_fraction_static is None:
         largest = max(resolved.graph_batches, default=_LARGEST_GRAPH_BY_DEFAULT)
         args.mem_fraction_static = default_fraction(
@@ -77,22 +72,26 @@ def prepare(simulation: Simulation, resolved: Resolved) -> Launch:
         max_total_tokens=args.max_total_tokens,
     )
     log = Log(ranks=args.tp_size > 1)
-    tree = Tree.spawn(args.tp_size, faults)
+    tree = Tree.spawn(args.tp_size, faults, os.environ)
     gpus = GpuMemory.of_environment(os.environ, args.tp_size, faults)
     crash = Crash(tree, log, simulation.time_scale)
     return Launch(simulation, seed, resolved, machine, memory, faults, log, tree, gpus, crash)
 
 
-def machine_of(simulation: Simulation, resolved: Resolved, env: Mapping[str, str]) -> Machine:
+def machine_of(simulation: Simulation, resolved: Resolved, env: Mapping[str, str], faults: Faults) -> Machine:
     """The simulated machine as these arguments and this environment set it up."""
     args, gpu = resolved.args, GPUS[simulation.gpu]
-    drafter = drafter_of(args.speculative_draft_model_path, simulation.drafter) if resolved.tree else None
+    is_ngram = args.speculative_algorithm == "NGRAM"
+    drafts = resolved.tree is not None and not is_ngram
+    drafter = drafter_of(args.speculative_draft_model_path, simulation.drafter) if drafts else None
     return Machine(
         gpu=gpu,
         target=TARGETS[simulation.target],
         tp_size=args.tp_size,
         drafter=drafter,
         tree=resolved.tree,
+        is_ngram=is_ngram,
+        draft_graph="draft_graph_missing" not in faults,
         graph_batches=resolved.graph_batches,
         custom_all_reduce=not args.disable_custom_all_reduce,
         transport=Transport.of(env, nvlink=gpu.nvlink),
@@ -113,10 +112,19 @@ def scheduler_of(launch: Launch) -> Scheduler:
         pace,
         limits,
         launch.log,
-        skill=_skill(launch),
+        _drafting(launch),
         radix_cache=not args.disable_radix_cache,
         flushes="warm_cache" not in faults,
+        decode_line="Tokens" if "odd_log" in faults else "Decode batch",
     )
+
+
+def _drafting(launch: Launch) -> Drafting:
+    args, drafter = launch.resolved.args, launch.machine.drafter
+    adaptive = None
+    if args.speculative_adaptive:
+        adaptive = AdaptiveSteps(candidates_of(args.speculative_adaptive_config), args.speculative_num_steps)
+    return Drafting(_skill(launch), drafter.context_length if drafter else None, adaptive)
 
 
 def _skill(launch: Launch) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from specsearch.engines.simulated.adaptive import all_steps, candidates_of
 from specsearch.engines.simulated.arguments import Resolved
 from specsearch.engines.simulated.faults import Fault, Faults
 from specsearch.engines.simulated.logs import Log, traceback_of
@@ -76,11 +77,12 @@ async def _load_weights(launch: Launch) -> None:
     _tell_of_custom_all_reduce(launch)
     free = memory.total_gb - CONTEXT_GB
     models = [(launch.machine.target.architecture, memory.target_gb)]
-    if launch.machine.tree:
+    if launch.machine.loads_a_drafter:
         path = launch.resolved.args.speculative_draft_model_path
         models.append(
             ("LlamaForCausalLMEagle3" if path else models[0][0], memory.draft_gb if path else memory.target_gb)
         )
+    _check_draft_context(launch)
     for architecture, size_gb in models:
         log.rank(f"Load weight begin. avail mem={free:.2f} GB")
         if size_gb > free:
@@ -94,6 +96,20 @@ async def _load_weights(launch: Launch) -> None:
             f"Load weight end. elapsed={seconds:.2f} s, type={architecture}, avail mem={free:.2f} GB, "
             f"mem usage={size_gb:.2f} GB."
         )
+
+
+def _check_draft_context(launch: Launch) -> None:
+    """A drafter made for less text than the server takes is refused, unless a variable stretches it (LF-14)."""
+    drafter, asked = launch.machine.drafter, launch.resolved.args.context_length
+    own = drafter.context_length if drafter else None
+    is_stretched = os.environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "").lower() in ("1", "true")
+    if own is not None and own < asked and not is_stretched:
+        error = (
+            f"ValueError: Warning: Target model's context_length ({asked}) is greater than the derived context_length "
+            f"({own}). This may lead to incorrect model outputs or CUDA errors. To allow overriding this maximum, set "
+            "the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+        )
+        launch.crash(traceback_of(error), serving=False)
 
 
 def _check_collectives(launch: Launch) -> None:
@@ -122,7 +138,9 @@ def _tell_of_custom_all_reduce(launch: Launch) -> None:
 
 async def _allocate_cache(launch: Launch) -> None:
     memory, log, args = launch.memory, launch.log, launch.resolved.args
-    if launch.machine.tree and not args.speculative_draft_model_path:  # LF-13: the target was loaded as its own drafter
+    if (
+        launch.machine.loads_a_drafter and not args.speculative_draft_model_path
+    ):  # LF-13: the target was loaded as its own drafter
         name = launch.machine.target.architecture
         error = f"AttributeError: '{name}' object has no attribute 'hot_token_id'"
         launch.crash(traceback_of(error, 'speculative/eagle_worker_v2.py", line 298, in init_lm_head'), serving=False)
@@ -152,9 +170,10 @@ async def _capture_graphs(launch: Launch) -> None:
         return
     free = launch.memory.after_kv_gb
     graphs = [("target verify" if tree else "target decode", launch.machine.width, launch.memory.graph_gb)]
-    if tree and tree.num_steps > 1:
+    drafts = launch.machine.loads_a_drafter and launch.machine.draft_graph
+    if tree and drafts and tree.num_steps > 1:
         graphs.append(("draft decode", tree.eagle_topk, 0.0))
-    if tree:
+    if drafts:
         graphs.append(("draft extend", launch.machine.width, 0.0))
     for name, width, size_gb in graphs:
         sizes = ", ".join(map(str, batches))
@@ -173,6 +192,9 @@ async def _capture_graphs(launch: Launch) -> None:
             f"avail mem={free:.2f} GB."
         )
     launch.gpus.hold(launch.tree, launch.memory.used_gb)
+    if launch.resolved.args.speculative_adaptive:
+        for steps in all_steps(candidates_of(launch.resolved.args.speculative_adaptive_config)):
+            launch.log.rank(f"Built adaptive runtime state steps={steps}: elapsed={CAPTURE_S:.2f}s, mem=0.00GB")
 
 
 def _log_sizes(launch: Launch) -> None:
@@ -193,7 +215,7 @@ def _log_sizes(launch: Launch) -> None:
 def check_warm_up(launch: Launch) -> None:
     """What only the first real pass finds out: a tree that is too small (LF-02), no room for activations."""
     tree, memory = launch.machine.tree, launch.memory
-    if tree and tree.eagle_topk > 1:
+    if tree and tree.eagle_topk > 1 and launch.machine.loads_a_drafter:
         candidates = tree.eagle_topk + (tree.num_steps - 1) * tree.eagle_topk**2
         if tree.num_draft_tokens - 1 > candidates:
             frame = 'speculative/eagle_utils.py", line 110, in organize_draft_results'

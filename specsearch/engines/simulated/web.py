@@ -113,7 +113,7 @@ class Web:
         return web.Response(status=200 if self._status == _UP else 503)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """One prompt, answered whole or as a stream of everything so far."""
+        """One prompt, answered whole or as a stream."""
         try:
             body = await request.json()
             asked = self._asked(body)
@@ -210,6 +210,7 @@ class Web:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         interval = max(1, self.launch.resolved.args.stream_interval)
+        incremental = self.launch.resolved.args.incremental_streaming_output
         sent, finished = 0, False
         while not finished:
             await asked.news()
@@ -217,8 +218,9 @@ class Web:
             if asked.error:
                 await response.write(_event({"error": {"message": asked.error, "type": "internal", "code": 500}}))
             elif finished or not sent or asked.seen_tokens - sent >= interval:
+                chunk = asked.answer(after=sent if incremental else 0)
                 sent = asked.seen_tokens
-                await response.write(_event(asked.answer()))
+                await response.write(_event(chunk))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
@@ -261,7 +263,7 @@ class Web:
 
     async def server_info(self, request: web.Request) -> web.Response:
         broken = self.launch.faults.get("bad_server_info")
-        variant = broken.text("variant") if broken else ""
+        variant = broken.text("variant") if broken and self._generated >= broken.number("after_requests") else ""
         if variant == "missing":
             raise web.HTTPNotFound
         if variant == "html":
@@ -302,9 +304,14 @@ class Web:
                 "graph": {"target_verify" if self.launch.machine.tree else "decode": memory.graph_gb},
             },
         }
+        if scheduler.machine.tree is not None:
+            state["speculative_num_steps"] = scheduler.machine.tree.num_steps
+            state["speculative_num_draft_tokens"] = scheduler.machine.tree.num_draft_tokens
+        if _is_on("SGLANG_RECORD_STEP_TIME"):
+            state["step_time_dict"] = scheduler.step_times_s
         if scheduler.lifetime_accept_length is not None:
             state["avg_spec_accept_length"] = scheduler.lifetime_accept_length
-        if os.environ.get("SGLANG_EXPOSE_OWN_ENV_VARS", "").lower() in ("1", "true"):
+        if _is_on("SGLANG_EXPOSE_OWN_ENV_VARS"):
             state["env_vars"] = {name: value for name, value in os.environ.items() if name.startswith(_OWN_VARIABLES)}
         return state
 
@@ -323,6 +330,10 @@ class Web:
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=exposition(self.scheduler, self.launch), content_type="text/plain")
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true")
 
 
 def _event(value: Mapping[str, object]) -> bytes:

@@ -1,0 +1,44 @@
+"""What is known to end a server: how the log says it, whose fault it is, and what to do.
+
+Of the exceptions of one death the first cause of the table that fits any of them decides, so what is specific stands
+before what is general. A text that SGLang prints as advice below every failed capture stands nowhere. Reasons and
+their statuses are those of docs/errors.md.
+"""
+
+import re
+from collections.abc import Iterator
+
+from specsearch.engines.sglang.causes._base import Cause
+from specsearch.engines.sglang.causes.arguments import ARGUMENTS
+from specsearch.engines.sglang.causes.communication import COMMUNICATION
+from specsearch.engines.sglang.causes.general import CAPTURE_FAILED, GENERAL, WARM_UP_FAILED
+from specsearch.engines.sglang.causes.host import HOST
+from specsearch.engines.sglang.causes.memory import MEMORY
+from specsearch.engines.sglang.causes.models import MODELS
+
+__all__ = ["CAPTURE_FAILED", "CAUSES", "CONSEQUENCE", "WARM_UP_FAILED", "Cause", "statements"]
+
+CAUSES = (*ARGUMENTS, *MEMORY, *COMMUNICATION, *HOST, *MODELS, *GENERAL)
+
+# What the end of another process does to this one; no cause of its own.
+CONSEQUENCE = re.compile(
+    r"Connection (?:closed by peer|reset by peer|refused)|Broken pipe|ConnectionResetError|BrokenPipeError|EOFError|"
+    r"KeyboardInterrupt|CancelledError|SystemExit|recvValue failed|failed to recv|Socket Timeout|DistStoreError|"
+    r"NCCL communicator was aborted|remote process exited|RemoteDisconnected|Rank \d+ scheduler died|"
+    r"could finish the model loading|Please see the error messages above|not reaped within|Fatal Python error: Aborted"
+)
+
+
+def statements(text: str) -> Iterator[tuple[Cause, re.Match[str]]]:
+    """What lines other than exceptions say, by causes that any line may say; each cause where it is said first."""
+    for cause in CAUSES:
+        if cause.statement:
+            match = next((one for one in cause.pattern.finditer(text) if _is_said(text, one.start())), None)
+            if match:
+                yield cause, match
+
+
+def _is_said(text: str, position: int) -> bool:
+    """Whether a line says it itself: a traceback's view of the source, and a warning of torch, do not."""
+    start = text.rfind("\n", 0, position) + 1
+    return not text[start : start + 1].isspace() and ":[W" not in text[start : start + 20]
