@@ -158,7 +158,7 @@ def _reliances() -> str:
             looked_for = " or ".join(f"`{needle}`" for needle in reliance.any_of)
             level = "error" if reliance.required else "warning"
             rows.append([f"{reliance.name}: {looked_for}", level, reliance.without])
-    return table(("looked for", "without it", "since then"), rows)
+    return table(("looked for", "without it", "what then"), rows)
 
 
 def _unread() -> str:
@@ -181,9 +181,9 @@ def _commands() -> str:
     """What each version made of the commands of the Kimi-K2.5 space."""
     from specsearch._search_space_file.tables import table
 
-    rows = []
+    rows, results = [], json.loads((VERSIONS / "resolved.json").read_text())
     for version in _versions():
-        told = json.loads((VERSIONS / "resolved.json").read_text())[version]
+        told = results[version]
         shipped = [answer for name, answer in told.items() if name.startswith(("baseline", "seed point", "graphs"))]
         flags = len((VERSIONS / f"{version}.txt").read_text().splitlines())
         parsed, resolved = (sum(bool(answer.get(step)) for answer in shipped) for step in ("parsed", "resolved"))

@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -52,6 +53,8 @@ def run_command(
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         if not _flushes(stream):  # Python would try once more at its end, and end with a code of its own
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    if any(thread.daemon and thread.name.startswith("specsearch-") for thread in threading.enumerate()):
+        os._exit(code)  # it hangs in a library, for whose exit handlers Python would wait, or crash under it
     return code
 
 

@@ -14,7 +14,7 @@ from types import FrameType
 
 from specsearch import __version__
 from specsearch.clock import Clock, SystemClock
-from specsearch.errors import ConfigError, HostNotFit, NoRankableTrial
+from specsearch.errors import ConfigError, HostNotFit, NoRankableTrial, StorageError
 from specsearch.executors.driver import USER, Event, StudyDriver, StudyEnded, TrialEnded, TrialStarted
 from specsearch.executors.in_process import run_in_process
 from specsearch.metrics import duration
@@ -39,21 +39,32 @@ class FolderStore:
 
     folder: ResultsFolder
     stamp: Stamp
+    began_in: os.stat_result  # the folder that was locked
 
     def note_running(self, request: TrialRequest) -> None:
-        self.folder.note_running(request)
+        self._same_folder().note_running(request)
 
     def note_measured(self, result: TrialResult) -> None:
-        self.folder.note_measured(result, self.stamp)
+        self._same_folder().note_measured(result, self.stamp)
 
     def measured(self, request: TrialRequest) -> TrialResult | None:
-        return self.folder.measured(request)
+        return self._same_folder().measured(request)
 
     def commit(self, result: TrialResult) -> None:
-        self.folder.write(result, self.stamp)
+        self._same_folder().write(result, self.stamp)
 
     def forget_running(self, request: TrialRequest) -> None:
-        self.folder.forget_running(request)
+        self._same_folder().forget_running(request)
+
+    def _same_folder(self) -> ResultsFolder:
+        """The folder, unless it was moved or removed meanwhile: rows in a second one would be lost to the study."""
+        path = self.folder.path
+        if not path.exists() or not os.path.samestat(path.stat(), self.began_in):
+            raise StorageError(
+                f"{path} was moved or removed while the study ran; put it back, then run the same command again: the "
+                "rows in it are kept"
+            )
+        return self.folder
 
 
 def run_study(prepared: Prepared, arguments: argparse.Namespace) -> int:
@@ -129,7 +140,7 @@ def _driver(prepared: Prepared, folder: ResultsFolder, clock: Clock, *, extend: 
         _say(f"resuming: {kept} rows are kept, {len(unfinished)} unfinished trials are repeated")
     return StudyDriver(
         study,
-        FolderStore(folder, stamp),
+        FolderStore(folder, stamp, folder.path.stat()),
         clock,
         results=stored.results,
         unfinished=unfinished,

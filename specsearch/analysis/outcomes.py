@@ -135,6 +135,8 @@ def _advice(reason: str, group: Sequence[TrialResult], hints: Mapping[str, str])
     told = [hints[name] for name in drafters if name in hints]
     if told and len(told) == len(drafters):
         return "; ".join(told)
+    if all(row.status == TrialStatus.REJECTED for row in group):
+        return "correct these points in the search-space file or leave them out; their messages say what they break"
     own = next((row.advice for row in group if row.advice), None)
     return "; ".join([*told, (own or ADVICE.get(reason) or "see message and log of the trial").rstrip(".")])
 

@@ -26,6 +26,7 @@ class LogFacts:
     """What an engine's log says about the server; None where it says nothing."""
 
     ready: bool = False
+    in_collective: bool = False  # it ends with the GPUs' communication being set up: the first collective hangs
     hopeless: bool = False  # it says that this server, though alive, will never be ready (its port was taken)
     decode_lines: int = 0
     decode_lines_in_graph: int = 0  # of those that tell

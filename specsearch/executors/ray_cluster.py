@@ -1,6 +1,5 @@
 """The Ray cluster of a study: a fresh local one or one that is joined, and whether trials fit on its nodes."""
 
-import atexit
 import logging
 import os
 import socket
@@ -22,6 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from specsearch.clock import Clock
 from specsearch.errors import HostNotFit
 from specsearch.executors.ray_local import NO_RAY, local_ray
+from specsearch.executors.ray_watch import GOODBYE_THREAD, TUNE_THREAD
 from specsearch.trial import StopFlag
 
 # Read by Ray's processes or by Tune while a session lasts; servers never see them (LaunchPlan.environment).
@@ -40,7 +40,7 @@ RAY_ENVIRONMENT: Mapping[str, str] = {
 OBJECT_STORE_BYTES = 100 << 20  # only results travel; Ray's own choice is 30 % of the host's memory
 PROBE_POLL_S = 0.2
 CONNECT_S = 5.0
-GOODBYE_S = 15.0  # usually 1 s; a Ray that hangs is left to itself
+GOODBYE_S = 8.0  # usually 1 s; a Ray that hangs is left to itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,7 @@ def ray_session(
         stack.enter_context(_words_to_the_study_log())
         stack.enter_context(_visible(None if joined else gpus))
         session = _joined(joined, stack) if joined else _local(demand, gpus, include_dashboard, stack)
+        stack.enter_context(_words_to_the_study_log())  # again, for ray.init removes what listens
         fitting_nodes(demand)
         yield session
 
@@ -145,12 +146,17 @@ def _asks_for_a_token() -> bool:
 
 
 def _say_goodbye() -> None:
-    """Disconnect; from a Ray that does not answer in time, without waiting any longer."""
-    leaving = threading.Thread(target=ray.shutdown, daemon=True)
-    leaving.start()
-    leaving.join(GOODBYE_S)
-    if leaving.is_alive():
-        atexit.unregister(ray.shutdown)
+    """Disconnect from a Ray that answers; one that does not is left without a word.
+
+    A thread that hangs in a call to Ray would start a new Ray when it finds itself disconnected.
+    """
+    if not any(thread.name == TUNE_THREAD for thread in threading.enumerate()):
+        leaving = threading.Thread(target=ray.shutdown, name=GOODBYE_THREAD, daemon=True)
+        leaving.start()
+        leaving.join(GOODBYE_S)
+        if not leaving.is_alive():
+            return
+    logging.getLogger("ray").setLevel(logging.CRITICAL + 1)
 
 
 def _join(address: str) -> BaseContext:
@@ -174,14 +180,13 @@ class _Forward(logging.Handler):
 @contextmanager
 def _words_to_the_study_log() -> Iterator[None]:
     """What Ray and Tune have to say stands in the study's log, and not between the lines of a terminal."""
-    logger, handler = logging.getLogger("ray"), _Forward()
-    before, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
+    logger = logging.getLogger("ray")
+    before = (logger.handlers, logger.propagate)
+    logger.handlers, logger.propagate = [_Forward(logging.WARNING)], False
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = before
+        logger.handlers, logger.propagate = before
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from specsearch.executors.ray_trial import (
     MakeWorkplace,
     SpecsearchTrial,
 )
-from specsearch.executors.ray_watch import Silences, in_thread, never_lost, wait_for_end
+from specsearch.executors.ray_watch import Silences, in_tune_thread, never_lost, wait_for_end
 from specsearch.study import Done, Wait
 from specsearch.trial import TrialRequest
 
@@ -83,7 +83,7 @@ def run_in_ray(
         ray.kill(orders)
 
     try:
-        why = wait_for_end(in_thread(run, "tune"), study, lost)
+        why = wait_for_end(in_tune_thread(run), study, lost)
     except BaseException:
         study.leave_tune()
         raise

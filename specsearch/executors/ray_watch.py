@@ -7,6 +7,8 @@ from typing import Protocol
 
 from specsearch.clock import Clock
 
+# The command does without Python's own end when one of these still runs (cli.run_command).
+TUNE_THREAD, GOODBYE_THREAD = "specsearch-tune", "specsearch-goodbye"
 LOOK_S = 0.2
 DEAF_S = 45.0  # after 60 s without its control service Ray ends the whole process
 
@@ -26,8 +28,8 @@ def never_lost() -> str | None:
     return None
 
 
-def in_thread(work: Callable[[], None], name: str) -> "Future[None]":
-    """Run it in a thread that does not keep the process alive."""
+def in_tune_thread(work: Callable[[], None]) -> "Future[None]":
+    """Run what calls Ray in a thread that does not keep the process alive."""
     future: Future[None] = Future()
 
     def run() -> None:
@@ -38,11 +40,13 @@ def in_thread(work: Callable[[], None], name: str) -> "Future[None]":
         else:
             future.set_result(None)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threading.Thread(target=run, name=TUNE_THREAD, daemon=True).start()
     return future
 
 
-def wait_for_end(ended: "Future[None]", loop: Turning, lost: Callable[[], str | None]) -> str | None:
+def wait_for_end(
+    ended: "Future[None]", loop: Turning, lost: Callable[[], str | None], *, deaf_s: float = DEAF_S
+) -> str | None:
     """Wait for the thread, and raise what it raised; a sentence where its end cannot be waited for any more.
 
     Silence is counted in looks, so that a study that was suspended does not blame Ray for it.
@@ -55,8 +59,8 @@ def wait_for_end(ended: "Future[None]", loop: Turning, lost: Callable[[], str | 
         is_silent = loop.turns == turns and turns > 0 and not loop.is_with_driver
         silent_s = silent_s + LOOK_S if is_silent else 0.0
         turns = loop.turns
-        if silent_s > DEAF_S:
-            return f"Ray has not answered for {DEAF_S:g} s"
+        if silent_s > deaf_s:
+            return f"Ray has not answered for {deaf_s:g} s"
     ended.result()
     return None
 

@@ -87,12 +87,14 @@ class SimulatedGpus:
         release_after_s = float(claim.get("release_after_s", 0.0))
         seen_dead = path.with_suffix(".dead")
         now = self.clock.time()
-        with contextlib.suppress(FileExistsError, FileNotFoundError), seen_dead.open("x") as file:
+        # There already, or the disk is full or read-only: then it counts as seen only now, and time does not free it.
+        with contextlib.suppress(OSError), seen_dead.open("x") as file:
             file.write(repr(now))
         if release_after_s < 0 or now < _read_number(seen_dead, now) + release_after_s:
             return True
-        path.unlink(missing_ok=True)
-        seen_dead.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+            seen_dead.unlink(missing_ok=True)
         return False
 
 

@@ -162,6 +162,17 @@ class _Run:
                 advice="see the end of the engine's log; raise limits.stall if a prefill here really takes so long",
             )
 
+    def check_awake(self, since_look_s: float) -> None:
+        """Raise when this process itself did not run for a while: what it timed meanwhile is its own sleep."""
+        asleep_s = since_look_s - _POLL_S
+        if asleep_s > _LONGEST_SLEEP_S:
+            raise FailedTrial(
+                "stood_still",
+                f"specsearch itself stood still for {asleep_s:.1f} s while measuring {self.plan.load_point.name}, so "
+                "what it measured is not the server's speed",
+                advice="was it stopped (Ctrl-Z), suspended with its machine or container, or is the host overloaded?",
+            )
+
     def check_stop(self) -> None:
         if self.stop.reason is not None:
             raise AbortedTrial(self.stop.reason, f"stopped while measuring {self.plan.load_point.name}; {self.counts}")
@@ -172,6 +183,7 @@ class _Run:
 
 
 _POLL_S = 0.5
+_LONGEST_SLEEP_S = 1.0  # a busy host delays a process by some 0.1 s
 _WARM_UP_TOKENS = 64
 
 
@@ -218,9 +230,11 @@ async def _work(run: _Run, session: aiohttp.ClientSession, requests: Iterator[tu
 
 
 async def _watch(run: _Run, workers: set["asyncio.Task[None]"]) -> None:
-    pending = workers
+    pending, looked_s = workers, _now()
     while pending:
         done, pending = await asyncio.wait(pending, timeout=_POLL_S)
+        run.check_awake(_now() - looked_s)
+        looked_s = _now()
         for worker in done:
             worker.result()  # raises what only a bug can raise
         run.tell_progress()

@@ -119,7 +119,7 @@ class _Trial:
         record = self.record
         with self._running() as (process, server):
             with record.during(Phase.READY, "loading"):
-                wait_until_ready(record, self.engine, server, process, self.limits, poll_s=self.poll_s)
+                wait_until_ready(record, self.engine, server, process, self.limits, gpus=gpus, poll_s=self.poll_s)
             record.facts["startup_s"] = record.phase_s[Phase.READY]
             with record.during(Phase.VERIFY, "is it ours, and does it generate?"):
                 self._verify(server, gpus, process)
@@ -229,7 +229,8 @@ class _Trial:
         text = read_log(self.plan.log_path)
         error = self.engine.failure(text, exit_code=self.record.exit_code, phase=self.record.phase)
         if self.record.exit_code is None:
-            return FailedTrial("child_crashed", f"{wrong}, though the server itself lives", detail=error.detail)
+            message = f"{wrong}, though the server itself lives"
+            return FailedTrial("child_crashed", message, detail=error.detail, advice=error.advice, facts=error.facts)
         return error
 
     def _wants_graphs(self) -> bool:

@@ -130,7 +130,8 @@ def _with_todays_columns(found: pa.Table, table: str, version: str, problems: li
     absent = [column.name for column in TABLES[table] if column.name not in names]
     unknown = sorted(names - {column.name for column in TABLES[table]})
     for columns, what in ((absent, "lack, read as null:"), (unknown, "have and this version does not know:")):
-        problem = f"columns that {table} of schema {version} {what} {', '.join(columns)}"
+        named = ", ".join(columns[:3]) + (f" and {len(columns) - 3} more" if len(columns) > 3 else "")
+        problem = f"columns that {table} of schema {version} {what} {named}"
         if columns and problem not in problems:
             problems.append(problem)
     for name in absent:

@@ -106,7 +106,7 @@ _CONFIGURATION = (
     Column("warnings", TEXTS, "what was odd and did not end the trial, as sentences"),
 )
 _COURSE = (
-    Column("started_at", TIME, "start of the attempt; null when it never started"),
+    Column("started_at", TIME, "start of the attempt; of one that was never launched, when that was decided"),
     Column("ended_at", TIME, "end of the attempt, teardown included"),
     Column("started_at_s", NUMBER, "start in seconds since the epoch, 0 when it never started"),
     Column("ended_at_s", NUMBER, "end in seconds since the epoch"),

@@ -1,11 +1,14 @@
 """`python -m tests.chaos`: the whole schedule, resumable, and the five figures at its end."""
 
 import argparse
+import contextlib
+import fcntl
 import json
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.chaos.bystanders import bystanders
@@ -21,11 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [Accident.named(name) for name in arguments.only] or schedule(arguments.number, arguments.seed)
     records = arguments.records or Path("results") / "chaos" / f"seed-{arguments.seed}.jsonl"
     known = {} if arguments.only else _read(records)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that an ended run cleans up, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has put us into the background
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         if not can_mount(Path(folder)):
             chosen = [accident for accident in chosen if accident.act != "full"]
             _say("file systems cannot be mounted here: the accidents with a full disk are left out")
-        _run([a for a in chosen if a.name not in known], Path(folder), records, known, keep=arguments.keep)
+        with _alone(records):
+            _run([a for a in chosen if a.name not in known], Path(folder), records, known, keep=arguments.keep)
     return _conclude([known[accident.name] for accident in chosen if accident.name in known], arguments.seed)
 
 
@@ -39,15 +45,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.contextmanager
+def _alone(records: Path) -> Iterator[None]:
+    """Two runs would play the same accidents, and read each other's records."""
+    records.parent.mkdir(parents=True, exist_ok=True)
+    with records.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"{records} is in use by another run")
+        yield
+
+
 def _read(records: Path) -> dict[str, dict[str, object]]:
-    """What earlier runs have recorded; a line that was cut off counts as not played."""
+    """What earlier runs have recorded; what was missed, and a line that was cut off, count as not played."""
     found = {}
     for line in records.read_text().splitlines() if records.exists() else ():
         try:
             record = json.loads(line)
         except ValueError:
             continue
-        found[str(record["name"])] = record
+        if not record["missed"]:
+            found[str(record["name"])] = record
     return found
 
 
@@ -56,7 +75,6 @@ def _run(
 ) -> None:
     if not chosen:
         return
-    records.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     undisturbed = undisturbed_study(folder / "undisturbed")
     with bystanders(folder / "bystanders") as standing_by:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.bystanders import Bystanders
-from tests.chaos.judge import Findings, Verdict, judge_rows, judge_verdict, judge_words, read_rows
+from tests.chaos.judge import Findings, Row, Verdict, judge_rows, judge_verdict, judge_words, read_rows
 from tests.chaos.moments import DEAF, HELD_AT, KEPT_MEMORY, Hold, Stranger, reach
 from tests.chaos.scene import Run, Scene, send, wait_until
-from tests.chaos.schedule import IN_PROCESS, RAY, STUBBORN, WRITES, Accident
+from tests.chaos.schedule import IN_PROCESS, RAY, STUBBORN, Accident
 from tests.chaos.strikes import broken_disk, on_its_own_disk, strike
 
 REACH_S = {IN_PROCESS: 60.0, RAY: 120.0}
@@ -36,6 +36,7 @@ class Outcome:
     to_gone_s: float = 0.0  # from there until no server of it was left
     seconds: float = 0.0
     last_words: str = ""
+    rows: list[str] = field(default_factory=list)  # those that are not ok, in the end
 
     def record(self) -> dict[str, object]:
         return {
@@ -49,6 +50,7 @@ class Outcome:
             "to_end_s": round(self.to_end_s, 2),
             "to_gone_s": round(self.to_gone_s, 2),
             "seconds": round(self.seconds, 1),
+            "rows": self.rows,
             "last_words": self.last_words,
         }
 
@@ -89,6 +91,7 @@ class _Play:
                 before = scene.rows()
                 self._second_run()
                 rows = read_rows(scene.results)
+                outcome.rows = [words for row in rows if (words := _in_words(row))]
                 judge_rows(before, scene.rows(), rows, outcome.findings)
                 judge_verdict(rows, undisturbed, outcome.findings)
                 self._nothing_left("after the second run")
@@ -123,10 +126,9 @@ class _Play:
                 return None
         elif not reach(accident.phase, scene, accident.trial, alive, REACH_S[accident.executor]):
             return None
-        rows = scene.rows()
+        stack.callback(self._rows_are_there, scene.rows())
         struck_at = time.monotonic()
         self._strike(run, stack)
-        stack.callback(self._rows_are_there, rows)
         return struck_at
 
     def _rows_are_there(self, rows: dict[str, str]) -> None:
@@ -135,8 +137,7 @@ class _Play:
     def _strike(self, run: Run, stack: contextlib.ExitStack) -> None:
         accident, scene = self.accident, self.scene
         if accident.victim == "disk":
-            writer = self.hold.pid
-            assert writer is not None
+            writer = self.hold.pid or run.process.pid
             stack.enter_context(broken_disk(accident.act, scene, writer))
             self.hold.let_go()
             return
@@ -223,6 +224,14 @@ class _Play:
         )
 
 
+def _in_words(row: Row) -> str:
+    """An attempt that did not go as usual; empty for one that did."""
+    name = f"t{row['trial']:04d}-{row['attempt']}"
+    if row["status"] != "ok":
+        return f"{name} {row['status']} {row['reason']}"
+    return f"{name} ok, its end not seen" if "the end of its server was not seen" in str(row["warnings"]) else ""
+
+
 def _faults(accident: Accident) -> str:
     if accident.victim == STUBBORN or accident.phase == "teardown":
         return DEAF
@@ -237,7 +246,7 @@ def _ends(accident: Accident) -> tuple[bool, set[int]]:
     if accident.victim in ("driver", "group") and accident.act in codes:
         return False, {codes[accident.act], 0}  # 0: it came with the last breath of the study
     if accident.victim == "disk":
-        return False, {4} if accident.phase in WRITES[:5] else {0, 3, 4}
+        return False, {0, 4} if accident.phase in ("log", "ledger", "study_log") else {4}
     if accident.victim == "streams":
         return False, {0, 4, 141}
     return False, {0, 3} if accident.executor == RAY else {0}

@@ -117,7 +117,7 @@ class Scene:
         for stat in process_table().values():
             env = environment_of(stat.pid) if stat.is_alive else {}
             if env.get(MARK) == self.mark:
-                found.append(Seen(stat.pid, stat.parent, stat.group, stat.state, env, _text(stat.pid, "comm")))
+                found.append(Seen(stat.pid, stat.parent, stat.group, stat.state, env, _name(stat.pid)))
         return found
 
     def neighbour(self) -> int | None:
@@ -203,8 +203,10 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _text(pid: int, name: str) -> str:
+def _name(pid: int) -> str:
+    """Its short name, and for Ray's workers the title that they give themselves."""
     try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace").strip()
+        name, title = (Path(f"/proc/{pid}/{file}").read_text(errors="replace").strip() for file in ("comm", "cmdline"))
     except OSError:
         return ""
+    return title.partition("\0")[0] if name.startswith("ray::") else name

@@ -72,7 +72,7 @@ def _in_process() -> Iterator[tuple[str, str, str, str]]:
         yield IN_PROCESS, phase, "group", "term"
     for phase in ("load", "measure", "teardown"):
         yield IN_PROCESS, phase, STUBBORN, "kill"
-    for write, act in product(WRITES, DISK):
+    for write, act in product((*WRITES, "load", "measure"), DISK):
         yield IN_PROCESS, write, "disk", act
     for write in ("note", "measured", "measurements", "trials", "forget"):
         yield IN_PROCESS, write, "driver", "kill"

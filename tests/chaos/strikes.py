@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tests.chaos.scene import Run, Scene, Seen, send
+from tests.chaos.scene import Run, Scene, Seen, send, wait_until
 
 SIGNALS: Mapping[str, int] = {
     "kill": signal.SIGKILL,
@@ -18,6 +18,7 @@ SIGNALS: Mapping[str, int] = {
     "int": signal.SIGINT,
     "hup": signal.SIGHUP,
 }
+_APPEARS_S = 1.0  # a child that was just forked has no name yet
 
 
 def victims(name: str, scene: Scene, run: Run) -> list[int]:
@@ -43,8 +44,8 @@ _ROLES: Mapping[str, Callable[[Seen, set[int], set[int]], bool]] = {
     "leader": lambda seen, guards, leaders: seen.pid in leaders,
     "rank": lambda seen, guards, leaders: seen.parent in leaders and seen.name.startswith("sglang::sched"),
     "helper": lambda seen, guards, leaders: seen.parent in leaders and seen.name.startswith("sglang::detok"),
-    "worker": _ray_process("ray::Specsearch"),
-    "orders": _ray_process("ray::SpecsearchO"),
+    "worker": _ray_process("ray::SpecsearchTrial"),
+    "orders": _ray_process("ray::SpecsearchOrders"),
     "raylet": _ray_process("raylet"),
     "gcs": _ray_process("gcs_server"),
     "head": lambda seen, guards, leaders: "SPECSEARCH_RAY_HEAD" in seen.env and seen.name.startswith("python"),
@@ -57,7 +58,8 @@ def strike(name: str, act: str, scene: Scene, run: Run) -> list[int]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.process.pid, SIGNALS[act])
         return [run.process.pid]
-    struck = victims(name, scene, run)
+    struck: list[int] = []
+    wait_until(lambda: bool(struck.extend(victims(name, scene, run)) or struck), _APPEARS_S)
     if len(struck) > 1:
         send(struck, signal.SIGSTOP)  # so that none of them sees another one die
     send(struck, SIGNALS[act])

@@ -96,7 +96,10 @@ QUESTIONS: Mapping[str, Command] = {
     "standalone": (*_COMMON, "--attention-backend", "triton", *_STANDALONE, *_CHAIN),
     "ngram": (*_COMMON, "--attention-backend", "flashinfer", "--speculative-algorithm", "NGRAM"),
     "unknown algorithm": (*_COMMON, "--attention-backend", "triton", "--speculative-algorithm", "NOSUCH"),
-    "small letters": (*_COMMON, "--attention-backend", "triton", "--speculative-algorithm", "eagle3", *_DRAFTER, *_TREE),
+    "small letters": (
+        *(*_COMMON, "--attention-backend", "triton"),
+        *("--speculative-algorithm", "eagle3", *_DRAFTER, *_TREE),
+    ),
     **{
         f"tree in pages, {backend}": (*_COMMON, "--attention-backend", backend, "--page-size", "64", *_EAGLE3, *_TREE)
         for backend in ("flashinfer", "fa3", "triton", "trtllm_mla")

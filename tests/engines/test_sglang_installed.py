@@ -9,8 +9,10 @@ import pytest
 from specsearch.config import EngineConfig
 from specsearch.engines._base import Fitness
 from specsearch.engines.sglang import SGLangEngine
+from specsearch.engines.sglang.effective import overridden
 from specsearch.engines.sglang.profiles import NEWEST
-from specsearch.search_space import ChoiceParameter, SearchSpace, Value
+from specsearch.engines.sglang.rules import SGLangRules
+from specsearch.search_space import UNSET, ChoiceParameter, SearchSpace, Value
 from tests.engines.sglang_fakes import install
 
 
@@ -137,3 +139,31 @@ def test_with_the_overlap_off_in_every_trial_nothing_differs(place: Place) -> No
 def test_an_algorithm_that_came_later_is_an_error_where_the_parser_refuses_it(place: Place) -> None:
     found = place.fitness("0.5.10", ChoiceParameter("speculative_algorithm", ("none", "DFLASH")))
     assert "speculative_algorithm DFLASH: SGLang 0.5.10 has EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM" in found.errors
+
+
+def test_knobs_of_graphs_mean_nothing_where_there_are_none() -> None:
+    space = SearchSpace(
+        (
+            ChoiceParameter("cuda_graph", (True, False)),
+            ChoiceParameter("decode_cuda_graph", (True, False)),
+            ChoiceParameter("cuda_graph_max_bs", (8, 16)),
+        ),
+        rules=SGLangRules(NEWEST),
+    )
+    points = space.valid_points(100)
+    assert points is not None
+    assert [tuple(point.values()) for point in points if False in point.values()] == [
+        (True, UNSET, False),
+        (False, UNSET, UNSET),
+    ]
+
+
+def test_graphs_of_prefill_alone_are_no_override_of_graphs() -> None:
+    info = {"cuda_graph_config": {"decode": {"backend": "disabled"}, "prefill": {"backend": "breakable"}}}
+    rules = SGLangRules(NEWEST)
+    asked = {"cuda_graph": True, "decode_cuda_graph": False}
+    assert list(overridden(asked, rules, info, {}, None)) == []
+    assert list(overridden({"cuda_graph": True}, rules, info, {}, None)) == ["cuda_graph: asked true, runs false"]
+    assert list(overridden({"decode_cuda_graph": True}, rules, info, {}, None)) == [
+        "decode_cuda_graph: asked true, runs false"
+    ]

@@ -24,22 +24,18 @@ def plan(point: Point = PLAIN, *, args: dict[str, Value] | None = None, env: dic
 
 @pytest.mark.parametrize("version", ["0.5.10", "0.5.10.post1", "0.5.17", "0.5.23", "0.6.0", "0.0.0", None])
 def test_streams_are_incremental_from_0_5_10_on(version: str | None) -> None:
-    assert measuring.flags(version) == {
-        "enable_metrics": True,
-        "decode_log_interval": 10,
-        "incremental_streaming_output": True,
-    }
+    assert measuring.flags(version) == {"enable_metrics": True, "incremental_streaming_output": True}
 
 
 def test_0_5_9_has_everything_but_a_whole_incremental_stream() -> None:
-    assert measuring.flags("0.5.9") == {"enable_metrics": True, "decode_log_interval": 10}
+    assert measuring.flags("0.5.9") == {"enable_metrics": True}
 
 
 def test_plain_and_speculative_servers_are_given_the_same() -> None:
     for point in (PLAIN, CHAIN):
         launch = plan(point)
         assert launch.env["SGLANG_RECORD_STEP_TIME"] == "1"
-        assert launch.argv[launch.argv.index("--decode-log-interval") + 1] == "10"
+        assert "--decode-log-interval" not in launch.argv  # what a shorter one costs stands in docs/measurement.md
         assert {"--enable-metrics", "--incremental-streaming-output"} <= set(launch.argv)
 
 

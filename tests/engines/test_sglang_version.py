@@ -128,7 +128,6 @@ class ServerArgs:
     dead: int = 1
     own: int = 1
     aliased: int = 1
-    built: int = 1
 
     @staticmethod
     def add_cli_args(parser):
@@ -144,8 +143,8 @@ class ServerArgs:
 
 
 def test_a_flag_that_is_only_declared_is_found_and_one_that_is_read_anywhere_is_not(tmp_path: Path) -> None:
-    """SM-03: a field that resolution, a kernel or another spelling reads is no dead one; one of its own action may be."""
-    order = "ORDER = (" + ", ".join(f'"{name}"' for name in ("page_size", "dead", *(f"f{n}" for n in range(120)))) + ")"
+    """SM-03: what resolution, a kernel or another spelling reads is no dead flag; an order of fields is no use."""
+    order = f"ORDER = {('page_size', 'dead', *(f'f{number}' for number in range(120)))}"
     folder = package(tmp_path, UNREAD, worker="args.page_size\nargs.aliased")
     (folder / "srt" / "arg_groups" / "order.py").write_text(order)
     (folder / "test").mkdir()

@@ -154,10 +154,10 @@ def test_a_point_that_resolves_to_a_measured_one_is_skipped_once_its_server_says
 
 def test_an_eagle3_head_under_another_algorithm_is_refused_before_anything_starts(study: Study) -> None:
     row = study.trial_of(status="rejected")
-    assert row["reason"] == "infeasible_params"
+    assert row["reason"] == "draft_mismatch"
     assert "is an EAGLE-3 head (LlamaForCausalLMEagle3), but speculative_algorithm is EAGLE" in row["message"]
     assert row["command"] is None
-    assert row["started_at"] is None
+    assert row["log_path"] is None
 
 
 def test_a_value_that_the_command_line_refuses_ends_the_launch_with_exit_code_2(study: Study) -> None:

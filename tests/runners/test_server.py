@@ -111,7 +111,8 @@ def test_plain_decoding_has_no_accept_length_and_never_zero_or_one_in_its_place(
 
 
 OUTCOMES = [
-    ({"kind": "never_ready"}, "failed", "startup_hang"),
+    ({"kind": "never_ready"}, "failed", "nccl_hang"),
+    ({"kind": "never_ready", "where": "weights"}, "failed", "startup_hang"),
     ({"kind": "dies_loading"}, "failed", "unknown"),
     ({"kind": "oom_graph"}, "infeasible", "graph_capture_oom"),
     ({"kind": "oom_load"}, "infeasible", "oom_alloc"),

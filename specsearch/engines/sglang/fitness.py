@@ -116,6 +116,11 @@ def _examine_algorithms(found: Findings, rules: SGLangRules, space: SearchSpace)
         if later and value.upper() not in shipped:
             said = f"{ALGORITHM} {value}: SGLang {rules.version or NEWEST} has {', '.join(shipped)}"
             (found.warnings if rules.profile.takes_plugins else found.errors).append(said)
+    if "NGRAM" in map(str.upper, _algorithms(space)):
+        found.warnings.append(
+            f"{ALGORITHM} NGRAM drafts from what it has served: prompts that come again flatter it, and every repeat "
+            "sends the same ones; give the workload as many different prompts as the traffic has"
+        )
 
 
 def _algorithms(space: SearchSpace) -> list[str]:

@@ -67,6 +67,7 @@ def line_with(text: str, position: int) -> str:
 
 def rank_at(text: str, position: int) -> str:
     """The rank that wrote what stands at a position, as the nearest prefix before it on its line names it."""
-    before = text[max(text.rfind("\n", 0, position) + 1, position - _LONGEST_PREFIX) : position]
+    near = max(position - _LONGEST_PREFIX, 0)
+    before = text[max(text.rfind("\n", near, position) + 1, near) : position]
     stamps = list(_STAMP.finditer(before))
     return (stamps[-1]["ranks1"] or stamps[-1]["ranks2"] or "").strip() if stamps else ""

@@ -27,10 +27,8 @@ _EAGLE = re.compile(r"speculative_algorithm'?[=:] ?'(?:EAGLE|NEXTN)")
 # After this line the server waits for ever, with its GPU memory.
 _BIND = re.compile(r"error while attempting to bind on address")
 
-_NO_CUSTOM_ALL_REDUCE = (
-    "custom all-reduce is off on these GPUs whatever is asked ({0}); pin custom_all_reduce: false in engine.args and "
-    "take it out of the search"
-)
+_COLLECTIVE = re.compile(r"\bNCCL (?:INFO|WARN)\b|Init torch distributed begin|Init parallel begin")
+_LAST_BYTES, _LAST_LINES = 4096, 2
 # What the server changed or could not do and said so in passing.
 _NOTES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
@@ -40,10 +38,6 @@ _NOTES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"(speculative_num_draft_tokens is adjusted to speculative_num_steps \+ 1)"),
         "the server replaced num_draft_tokens by num_steps + 1, since eagle_topk is 1",
-    ),
-    (
-        re.compile(r"ustom all.?reduce is disabled because (?:it's not supported on )?([^.\n]*)"),
-        _NO_CUSTOM_ALL_REDUCE,
     ),
     (re.compile(r"speculative_adaptive disabled: (.*)"), "the server turned adaptive speculation off: {0}"),
     (
@@ -66,6 +60,7 @@ def read_log(text: str) -> LogFacts:
     seconds = [capture.seconds for capture in captured if capture.seconds is not None]
     return LogFacts(
         ready=READY in text,
+        in_collective=_ends_in_collective(text),
         hopeless=_BIND.search(text) is not None,
         decode_lines=len(decode),
         decode_lines_in_graph=sum(told),
@@ -77,6 +72,12 @@ def read_log(text: str) -> LogFacts:
         settings=_settings(text),
         warnings=tuple(_notes(text)),
     )
+
+
+def _ends_in_collective(text: str) -> bool:
+    """Whether the last lines that say anything are NCCL's, or those that announce the groups of ranks."""
+    last = [line for line in text[-_LAST_BYTES:].splitlines() if line.strip()][-_LAST_LINES:]
+    return any(_COLLECTIVE.search(line) for line in last[-1:]) or (len(last) > 1 and "NCCL INFO" in last[-2])
 
 
 def _decode_batches(text: str) -> Iterator[str]:

@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from specsearch.engines.sglang.profiles import NEWEST, release
 from specsearch.search_space import Value
 
-# Steps between two decode lines, 40 by default: counters and step times move with these lines, and a reply of 256
-# tokens may be over within two of them.
-LOG_INTERVAL = 10
 VARIABLES: Mapping[str, str] = {"SGLANG_RECORD_STEP_TIME": "1"}
 _INCREMENTAL = "incremental_streaming_output"
 _INCREMENTAL_SINCE = (0, 5, 10)
 # These change what a server writes or what its clients receive, so the command to serve with leaves them out.
-OF_THE_TRIAL = frozenset({"decode_log_interval", _INCREMENTAL})
+OF_THE_TRIAL = frozenset({_INCREMENTAL})
 
 
 def flags(version: str | None) -> dict[str, Value]:
@@ -28,4 +25,4 @@ def flags(version: str | None) -> dict[str, Value]:
     numbers = release(version or NEWEST)
     numbers = numbers if any(numbers) else release(NEWEST)  # a build from source calls itself 0.0.0
     incremental: dict[str, Value] = {_INCREMENTAL: True} if numbers >= _INCREMENTAL_SINCE else {}
-    return {"enable_metrics": True, "decode_log_interval": LOG_INTERVAL, **incremental}
+    return {"enable_metrics": True, **incremental}

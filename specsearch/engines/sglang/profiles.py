@@ -55,8 +55,7 @@ class Profile:
         return not is_false(switch) and (self.overlap == "all" or top_k == 1)
 
 
-def _kept_free(eagle: float, standalone: float) -> dict[str, float]:
-    return {**dict.fromkeys(("EAGLE", "EAGLE3", "NEXTN", "DFLASH"), eagle), "STANDALONE": standalone}
+_KEPT_FREE_GB = {**dict.fromkeys(("EAGLE", "EAGLE3", "NEXTN"), 2.0), "STANDALONE": 6.0}
 
 
 _0_5_9 = Profile(
@@ -70,7 +69,7 @@ _0_5_9 = Profile(
     overlap_env="SGLANG_ENABLE_SPEC_V2",
     overlap_of_others=False,
     tree_page_backends=("flashinfer", "fa3"),
-    kept_free_gb=_kept_free(eagle=2.0, standalone=6.0),
+    kept_free_gb=_KEPT_FREE_GB,
     overwritten_env=("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"),
     deterministic_env=("NCCL_ALGO",),
     correct_drafts="spec_accept_token_num",
@@ -81,12 +80,13 @@ _0_5_9 = Profile(
 _0_5_10 = replace(
     _0_5_9,
     since="0.5.10",
-    kept_free_gb=_kept_free(eagle=4.0, standalone=6.0),
+    kept_free_gb={**_KEPT_FREE_GB, "EAGLE": 4.0, "EAGLE3": 4.0, "NEXTN": 4.0},
 )
 _0_5_11 = replace(
     _0_5_10,
     since="0.5.11",
     algorithms=(*_0_5_10.algorithms, "DFLASH"),
+    kept_free_gb={**_0_5_10.kept_free_gb, "DFLASH": 4.0},
     overlap="chains",
     correct_drafts="spec_accepted_drafts",
     rate_counts_bonus=False,

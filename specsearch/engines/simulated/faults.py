@@ -32,7 +32,11 @@ KINDS: Mapping[str, Kind] = {
     "graphs_ignored": Kind("graphs are captured and never used"),
     "draft_graph_missing": Kind("no graph of the drafter's own passes is captured, as with a backend that has none"),
     "dies_loading": Kind("the server ends while it loads", {"exit_code": 1, "message": "RuntimeError: bad shard"}),
-    "never_ready": Kind("the server falls silent while it loads"),
+    "never_ready": Kind(
+        "the server falls silent while it starts: in its first collective, or while it loads",
+        {"where": "collective"},
+        {"where": ("collective", "weights")},
+    ),
     "slow_start": Kind("loading takes longer, with a line now and then", {"seconds": 10.0, "interval_s": 1.0}),
     "log_flood": Kind("the log gets this many useless lines while loading", {"lines": 20000}),
     "port_in_use_once": Kind(

@@ -256,7 +256,10 @@ async def _write_shm(launch: Launch, fault: Fault) -> None:
 
 
 async def _never_ready(launch: Launch, fault: Fault) -> None:
-    launch.log.raw("node:811:811 [0] NCCL INFO comm 0x55d0 rank 0 nranks 8 cudaDev 0 busId 3000 - Init COMPLETE")
+    if fault.text("where") == "collective":
+        launch.log.raw("node:811:811 [0] NCCL INFO comm 0x55d0 rank 0 nranks 8 cudaDev 0 busId 3000 - Init COMPLETE")
+    else:
+        launch.log.rank(f"Load weight begin. avail mem={launch.machine.gpu.memory_gb:.2f} GB")
     await asyncio.Event().wait()
 
 

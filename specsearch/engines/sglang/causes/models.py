@@ -9,8 +9,8 @@ _NO_FILES = (
     r"Repo id must be in the form|is not a local folder|is not a valid git identifier|"
     r"does not appear to have a file named|Cannot find any (?:model )?weights|LocalEntryNotFound|RepositoryNotFound|"
     r"No such file or directory: \S*(?:\.json|\.safetensors|\.bin|\.model)|shard file\(s\) missing|"
-    r"couldn't connect to '\S+' to load|Can't load (?:tokenizer|the configuration|(?:image|video) processor|feature extractor)|"
-    r"instantiate the backend tokenizer|"
+    r"couldn't connect to '\S+' to load|instantiate the backend tokenizer|"
+    r"Can't load (?:tokenizer|the configuration|(?:image|video) processor|feature extractor)|"
     r"outgoing traffic has been disabled|offline mode is enabled"
 )
 
