@@ -10,6 +10,7 @@ import pytest
 from specsearch.config import EngineConfig
 from specsearch.engines._base import Fitness
 from specsearch.engines.sglang import SGLangEngine
+from specsearch.engines.sglang.effective import canonical_settings, lesson
 from specsearch.engines.sglang.fitness import Findings, examine_drafters, examine_values, examine_version
 from specsearch.engines.sglang.log import read_log
 from specsearch.engines.sglang.rules import SGLangRules
@@ -284,16 +285,18 @@ def test_a_variable_that_sglang_sets_where_it_is_unset_has_two_names_for_one_val
 
 
 @pytest.mark.parametrize("name", ["Custom allreduce", "custom all-reduce"])
-def test_custom_all_reduce_that_these_gpus_cannot_have_is_to_be_pinned_off(name: str) -> None:
-    """SGLang's own advice names a switch that no search-space file has."""
+def test_custom_all_reduce_that_turned_itself_off_is_part_of_what_really_runs(name: str) -> None:
+    """On PCIe GPUs the kernel asked for is off, and a trial that asks for none runs the same."""
     text = (
         f"{name} is disabled because it's not supported on more than two PCIe-only GPUs. "
         "To silence this warning, specify disable_custom_all_reduce=True explicitly.\n"
     )
-    assert read_log(text).warnings == (
-        "custom all-reduce is off on these GPUs whatever is asked (more than two PCIe-only GPUs); "
-        "pin custom_all_reduce: false in engine.args and take it out of the search",
-    )
+    log = read_log(text)
+    assert log.settings == {"custom_all_reduce": "false"}
+    asked_on = canonical_settings({"disable_custom_all_reduce": False}, log.settings)
+    assert asked_on == canonical_settings({"disable_custom_all_reduce": True})
+    assert lesson({"custom_all_reduce": True}, asked_on) == "not custom_all_reduce"
+    assert lesson({"custom_all_reduce": False}, asked_on) is None
 
 
 def test_graphs_too_small_for_the_load_are_a_warning(place: Place) -> None:
