@@ -314,11 +314,22 @@ def _seconds(result: TrialResult) -> float:
     return result.ended_at - result.started_at
 
 
+class _StudyLog(logging.FileHandler):
+    """A log that costs no study: what cannot be written, as on a full disk, is not written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def _log_file(path: Path) -> Iterator[None]:
     """Everything that specsearch logs while the study runs, appended to the file."""
     with saying("open"):
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = _StudyLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)
