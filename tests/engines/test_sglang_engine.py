@@ -42,7 +42,7 @@ def test_the_origin_storys_command_comes_out_word_for_word() -> None:
     )
     plan = plan_of(engine, {**TREE, "num_continuous_decode_steps": 4, "cuda_graph": False}, port=31001, trial="7-1-ab")
     expected = (
-        f"{sys.executable} -m sglang.launch_server --model-path /models/kimi --tp-size 8 --decode-log-interval 10 "
+        f"{sys.executable} -m sglang.launch_server --model-path /models/kimi --tp-size 8 "
         "--disable-cuda-graph --enable-metrics --incremental-streaming-output --max-running-requests 48 "
         "--mem-fraction-static 0.85 --num-continuous-decode-steps 4 "
         "--random-seed 1 --speculative-algorithm EAGLE3 --speculative-draft-model-path /drafters/own "

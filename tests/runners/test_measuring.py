@@ -85,13 +85,13 @@ def test_every_trial_is_launched_with_the_options_that_help_measuring(good: Tria
     for result in (good, eager):
         assert result.command
         assert "SGLANG_RECORD_STEP_TIME=1" in result.command
-        for flag in ("--decode-log-interval 10", "--enable-metrics", "--incremental-streaming-output"):
+        for flag in ("--enable-metrics", "--incremental-streaming-output"):
             assert flag in result.command
 
 
 def test_the_command_to_serve_with_keeps_none_that_a_client_or_a_disk_would_notice(good: TrialResult) -> None:
     assert good.serve_command
-    for option in ("SGLANG_RECORD_STEP_TIME", "--decode-log-interval", "--incremental-streaming-output"):
+    for option in ("SGLANG_RECORD_STEP_TIME", "--incremental-streaming-output"):
         assert option not in good.serve_command
 
 
