@@ -122,7 +122,7 @@ _OF_A_VERSION = {
 def _differences() -> str:
     """Each property with its value in the oldest version and what it changed to."""
     from specsearch._search_space_file.tables import table
-    from specsearch.engines.sglang.profiles import PROFILES
+    from specsearch.engines.sglang.installed.profiles import PROFILES
 
     rows = []
     for name, meaning in _OF_A_VERSION.items():
@@ -149,7 +149,7 @@ def _as_text(value: object) -> str:
 def _reliances() -> str:
     """What is looked for in the source of the installed version."""
     from specsearch._search_space_file.tables import table
-    from specsearch.engines.sglang.reliances import RELIANCES
+    from specsearch.engines.sglang.installed.reliances import RELIANCES
 
     flags = [reliance for reliance in RELIANCES if reliance.any_of[0].startswith("--")]
     rows = [["flags: " + ", ".join(f"`{flag.any_of[0]}`" for flag in flags), "error", flags[0].without]]
@@ -195,7 +195,7 @@ def _commands() -> str:
 
 def _versions() -> list[str]:
     """The versions that were written down, from old to new."""
-    from specsearch.engines.sglang.profiles import release
+    from specsearch.engines.sglang.installed.profiles import release
 
     found = [path.stem for path in VERSIONS.glob("0.*.txt")]
     return sorted(found, key=lambda version: (release(version), version))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specsearch.engines.sglang.rules import SGLangRules
+from specsearch.engines.sglang.arguments.rules import SGLangRules
 from specsearch.search_space import ALGORITHM, ChoiceParameter, Constraint, SearchSpace
 
 CAPACITY = "num_draft_tokens - 1 <= eagle_topk + (num_steps - 1) * eagle_topk**2"

@@ -69,7 +69,7 @@ def layout_problems(sources: Mapping[str, str], layout: Layout) -> list[str]:
 
 
 def unit_of(path: str) -> str:
-    """The folder or module that a file belongs to: `engines/sglang/flags.py` → engines."""
+    """The folder or module that a file belongs to: `engines/sglang/arguments/flags.py` → engines."""
     name = path.split("/")[0].removesuffix(".py")
     return COMPANIONS.get(name, name)
 

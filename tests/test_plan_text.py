@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsearch.engines.sglang.rules import SGLangRules
+from specsearch.engines.sglang.arguments.rules import SGLangRules
 from specsearch.launch import LaunchPlan
 from specsearch.plan_text import show_plan
 from specsearch.prepare import Prepared

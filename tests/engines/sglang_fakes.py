@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from specsearch.engines.sglang.reliances import NEEDLES
+from specsearch.engines.sglang.installed.reliances import NEEDLES
 
 # The two ways in which SGLang declares flags: up to 0.5.9 by hand, later as annotated fields.
 OLD_ARGUMENTS = """

@@ -10,7 +10,7 @@ from pathlib import Path
 from specsearch.config import StudyConfig, load_study
 from specsearch.engines._base import NO_PINS
 from specsearch.engines.sglang import SGLangEngine
-from specsearch.engines.sglang.profiles import release
+from specsearch.engines.sglang.installed.profiles import release
 from specsearch.search_space import Point
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specsearch.engines.sglang.rules import SGLangRules
+from specsearch.engines.sglang.arguments.rules import SGLangRules
 from specsearch.search_space import ChoiceParameter, IntParameter, SearchSpace, Value
 from tests.engines.contract import CHAIN, TREE
 

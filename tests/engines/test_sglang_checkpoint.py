@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsearch.engines.sglang.checkpoint import (
+from specsearch.engines.sglang.models.checkpoint import (
     config_path,
     hub_cache,
     missing_config,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from specsearch.engines import LogFacts
-from specsearch.engines.sglang.failures import failure
-from specsearch.engines.sglang.log import read_log
+from specsearch.engines.sglang.logs.failures import failure
+from specsearch.engines.sglang.logs.log import read_log
 from specsearch.trial import Capture, Phase
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsearch.engines.sglang.checkpoint import Config, Tensors
-from specsearch.engines.sglang.drafter import (
+from specsearch.engines.sglang.models.checkpoint import Config, Tensors
+from specsearch.engines.sglang.models.drafter import (
     Kind,
     classify,
     derived_context_length,

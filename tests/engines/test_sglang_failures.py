@@ -2,7 +2,7 @@
 
 import pytest
 
-from specsearch.engines.sglang.failures import failure
+from specsearch.engines.sglang.logs.failures import failure
 from specsearch.errors import FailedTrial, InfeasibleTrial, TrialError
 from specsearch.trial import Phase
 

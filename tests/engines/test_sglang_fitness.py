@@ -10,11 +10,11 @@ import pytest
 from specsearch.config import EngineConfig
 from specsearch.engines._base import Fitness
 from specsearch.engines.sglang import SGLangEngine
+from specsearch.engines.sglang.arguments.rules import SGLangRules
 from specsearch.engines.sglang.effective import canonical_settings, lesson
 from specsearch.engines.sglang.fitness import Findings, examine_drafters, examine_values, examine_version
-from specsearch.engines.sglang.log import read_log
-from specsearch.engines.sglang.rules import SGLangRules
-from specsearch.engines.sglang.version import Installation
+from specsearch.engines.sglang.installed.version import Installation
+from specsearch.engines.sglang.logs.log import read_log
 from specsearch.search_space import ChoiceParameter, Constraint, IntParameter, Parameter, SearchSpace
 from specsearch.workload import LoadPoint, Workload
 from tests.engines.sglang_fakes import install

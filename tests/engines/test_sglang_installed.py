@@ -9,9 +9,9 @@ import pytest
 from specsearch.config import EngineConfig
 from specsearch.engines._base import Fitness
 from specsearch.engines.sglang import SGLangEngine
+from specsearch.engines.sglang.arguments.rules import SGLangRules
 from specsearch.engines.sglang.effective import overridden
-from specsearch.engines.sglang.profiles import NEWEST
-from specsearch.engines.sglang.rules import SGLangRules
+from specsearch.engines.sglang.installed.profiles import NEWEST
 from specsearch.search_space import UNSET, ChoiceParameter, SearchSpace, Value
 from tests.engines.sglang_fakes import install
 

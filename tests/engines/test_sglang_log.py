@@ -5,10 +5,10 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsearch.engines.sglang.captures import capture_under_way
-from specsearch.engines.sglang.failures import failure
-from specsearch.engines.sglang.lines import Line, lines, rank_at, without_colours
-from specsearch.engines.sglang.log import read_log
+from specsearch.engines.sglang.logs.captures import capture_under_way
+from specsearch.engines.sglang.logs.failures import failure
+from specsearch.engines.sglang.logs.lines import Line, lines, rank_at, without_colours
+from specsearch.engines.sglang.logs.log import read_log
 from specsearch.trial import Phase
 
 THREE_STYLES = """\

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from specsearch.config import EngineConfig
-from specsearch.engines.sglang import SGLangEngine, measuring
+from specsearch.engines.sglang import SGLangEngine
+from specsearch.engines.sglang.arguments import measuring
 from specsearch.search_space import Point, Value
 
 PLAIN: Point = {"speculative_algorithm": "none"}

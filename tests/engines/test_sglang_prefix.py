@@ -8,8 +8,8 @@ import pytest
 
 from specsearch.config import EngineConfig
 from specsearch.engines.sglang import SGLangEngine
+from specsearch.engines.sglang.arguments.prefix import examine_prefix, probe_prefix
 from specsearch.engines.sglang.fitness import Findings
-from specsearch.engines.sglang.prefix import examine_prefix, probe_prefix
 from specsearch.launch import LaunchPlan
 from specsearch.search_space import SearchSpace
 from tests.engines.contract import PLAIN, flag, plan_of

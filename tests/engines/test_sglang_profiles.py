@@ -10,10 +10,18 @@ import pytest
 from aiohttp import ClientSession, web
 
 from specsearch._search_space_file.names import KNOBS, canonical
-from specsearch.engines.sglang.flags import flag_of, missing_problem, unknown_problem
-from specsearch.engines.sglang.profiles import NEWEST, OLDEST, PROFILES, Profile, is_known, profile_of, release
-from specsearch.engines.sglang.reliances import NEEDLES, RELIANCES, missing
-from specsearch.engines.sglang.version import installation, spelling
+from specsearch.engines.sglang.arguments.flags import flag_of, missing_problem, unknown_problem
+from specsearch.engines.sglang.installed.profiles import (
+    NEWEST,
+    OLDEST,
+    PROFILES,
+    Profile,
+    is_known,
+    profile_of,
+    release,
+)
+from specsearch.engines.sglang.installed.reliances import NEEDLES, RELIANCES, missing
+from specsearch.engines.sglang.installed.version import installation, spelling
 from specsearch.loadgen.client import GenerateRequest, generate
 from specsearch.metrics import RequestRecord
 from tests.engines import sglang_versions as versions

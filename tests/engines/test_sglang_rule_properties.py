@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsearch import speculation
-from specsearch.engines.sglang.rules import SGLangRules
+from specsearch.engines.sglang.arguments.rules import SGLangRules
 from specsearch.search_space import ChoiceParameter, IntParameter, SearchSpace, Value, point_key
 from tests.engines.contract import TREE
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specsearch.engines.sglang.checkpoint import config_path
-from specsearch.engines.sglang.drafter import derived_context_length
-from specsearch.engines.sglang.rules import SGLangRules
+from specsearch.engines.sglang.arguments.rules import SGLangRules
+from specsearch.engines.sglang.models.checkpoint import config_path
+from specsearch.engines.sglang.models.drafter import derived_context_length
 from specsearch.search_space import ChoiceParameter, IntParameter, SearchSpace
 from tests.engines.contract import CHAIN, PLAIN, TREE
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from specsearch.engines.sglang import _probe
-from specsearch.engines.sglang.reliances import NEEDLES
-from specsearch.engines.sglang.version import installation
+from specsearch.engines.sglang.installed import _probe
+from specsearch.engines.sglang.installed.reliances import NEEDLES
+from specsearch.engines.sglang.installed.version import installation
 from tests.engines.sglang_fakes import NEW_ARGUMENTS, NEW_FIELDS, OLD_ARGUMENTS, install
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from specsearch.clock import SystemClock
 from specsearch.config import EngineConfig
-from specsearch.engines.sglang.prefix import with_prefix
+from specsearch.engines.sglang.arguments.prefix import with_prefix
 from specsearch.host.guard import LAUNCH, TRIAL, send
 from specsearch.host.processes import ServerProcess, start_server
 from specsearch.launch import LaunchPlan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specsearch.engines.sglang.failures import failure
+from specsearch.engines.sglang.logs.failures import failure
 from specsearch.objective import Objective
 from specsearch.runners._record import lesson_of
 from specsearch.search_space import ALGORITHM, ChoiceParameter, Constraint, IntParameter, Point, SearchSpace

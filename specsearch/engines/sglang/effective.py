@@ -4,8 +4,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
-from specsearch.engines.sglang.flags import ENV, flag_of
-from specsearch.engines.sglang.rules import ENV_DEFAULTS, SGLangRules
+from specsearch.engines.sglang.arguments.flags import ENV, flag_of
+from specsearch.engines.sglang.arguments.rules import ENV_DEFAULTS, SGLangRules
 from specsearch.search_space import ALGORITHM, UNSET, Point, Value
 
 # Settings that differ between two launches of the same configuration, or that say nothing about it.

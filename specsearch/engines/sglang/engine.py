@@ -6,8 +6,11 @@ from pathlib import Path
 
 from specsearch.config import EngineConfig
 from specsearch.engines._base import NO_PINS, Fitness, LogFacts
-from specsearch.engines.sglang import checkpoint, effective, failures, log, measuring
-from specsearch.engines.sglang import drafter as drafters
+from specsearch.engines.sglang import effective
+from specsearch.engines.sglang.arguments import measuring
+from specsearch.engines.sglang.arguments.flags import ENV, argv_of, environment_of, flags_of
+from specsearch.engines.sglang.arguments.prefix import examine_prefix, probe_prefix, python_of, with_prefix
+from specsearch.engines.sglang.arguments.rules import SGLangRules, context_length_of
 from specsearch.engines.sglang.fitness import (
     Findings,
     examine_drafters,
@@ -16,11 +19,11 @@ from specsearch.engines.sglang.fitness import (
     examine_values,
     examine_version,
 )
-from specsearch.engines.sglang.flags import ENV, argv_of, environment_of, flags_of
-from specsearch.engines.sglang.prefix import examine_prefix, probe_prefix, python_of, with_prefix
-from specsearch.engines.sglang.rules import SGLangRules, context_length_of
+from specsearch.engines.sglang.installed.version import Installation, installation
+from specsearch.engines.sglang.logs import failures, log
+from specsearch.engines.sglang.models import checkpoint
+from specsearch.engines.sglang.models import drafter as drafters
 from specsearch.engines.sglang.server import TOKEN_FLAG, SGLangServer
-from specsearch.engines.sglang.version import Installation, installation
 from specsearch.errors import TrialError
 from specsearch.launch import LaunchPlan
 from specsearch.search_space import UNSET, Point, SearchSpace, Value, is_plain

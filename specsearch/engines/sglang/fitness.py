@@ -4,19 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specsearch.config import EngineConfig
-from specsearch.engines.sglang import checkpoint
-from specsearch.engines.sglang import drafter as drafters
-from specsearch.engines.sglang.algorithms import NEEDS_A_DRAFTER, SHIPPED_ALGORITHMS
-from specsearch.engines.sglang.flags import ENV, missing_problem, reserved_problem, unknown_problem
-from specsearch.engines.sglang.reliances import missing
-from specsearch.engines.sglang.rules import (
+from specsearch.engines.sglang.arguments.algorithms import NEEDS_A_DRAFTER, SHIPPED_ALGORITHMS
+from specsearch.engines.sglang.arguments.flags import ENV, missing_problem, reserved_problem, unknown_problem
+from specsearch.engines.sglang.arguments.rules import (
     ALLOW_LONGER_CONTEXT,
     ENV_DEFAULTS,
     SGLangRules,
     context_length_of,
     is_true,
 )
-from specsearch.engines.sglang.version import NEWEST, OLDEST, Installation, is_known, release
+from specsearch.engines.sglang.installed.reliances import missing
+from specsearch.engines.sglang.installed.version import NEWEST, OLDEST, Installation, is_known, release
+from specsearch.engines.sglang.models import checkpoint
+from specsearch.engines.sglang.models import drafter as drafters
 from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, Rules, SearchSpace, Value, is_speculative_knob
 from specsearch.workload import LoadPoint
 

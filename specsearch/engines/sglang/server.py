@@ -8,8 +8,8 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 
 from specsearch.engines._base import NO_LOG, Identity, LogFacts
+from specsearch.engines.sglang.arguments.rules import SGLangRules
 from specsearch.engines.sglang.effective import canonical_settings, effective_key, lesson, overridden
-from specsearch.engines.sglang.rules import SGLangRules
 from specsearch.launch import LaunchPlan
 from specsearch.search_space import Point
 

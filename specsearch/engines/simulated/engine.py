@@ -7,10 +7,10 @@ from pathlib import Path
 
 from specsearch.engines._base import NO_PINS
 from specsearch.engines.sglang import SGLangEngine
+from specsearch.engines.sglang.arguments.flags import ENV, reserved_problem, unknown_problem
+from specsearch.engines.sglang.arguments.rules import context_length_of
 from specsearch.engines.sglang.fitness import Findings, examine_flags, in_file
-from specsearch.engines.sglang.flags import ENV, reserved_problem, unknown_problem
-from specsearch.engines.sglang.rules import context_length_of
-from specsearch.engines.sglang.version import Installation
+from specsearch.engines.sglang.installed.version import Installation
 from specsearch.engines.simulated.arguments import MODELLED, VERSION, known_flags
 from specsearch.engines.simulated.profiles import TARGETS, drafter_of
 from specsearch.engines.simulated.settings import VARIABLE, Simulation

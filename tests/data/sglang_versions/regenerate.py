@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from specsearch.engines.sglang import _probe
+from specsearch.engines.sglang.installed import _probe
 from tests.engines import sglang_versions as versions
 
 

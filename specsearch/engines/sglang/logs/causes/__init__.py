@@ -8,13 +8,13 @@ their statuses are those of docs/errors.md.
 import re
 from collections.abc import Iterator
 
-from specsearch.engines.sglang.causes._base import Cause
-from specsearch.engines.sglang.causes.arguments import ARGUMENTS
-from specsearch.engines.sglang.causes.communication import COMMUNICATION
-from specsearch.engines.sglang.causes.general import CAPTURE_FAILED, GENERAL, WARM_UP_FAILED
-from specsearch.engines.sglang.causes.host import HOST
-from specsearch.engines.sglang.causes.memory import MEMORY
-from specsearch.engines.sglang.causes.models import MODELS
+from specsearch.engines.sglang.logs.causes._base import Cause
+from specsearch.engines.sglang.logs.causes.arguments import ARGUMENTS
+from specsearch.engines.sglang.logs.causes.communication import COMMUNICATION
+from specsearch.engines.sglang.logs.causes.general import CAPTURE_FAILED, GENERAL, WARM_UP_FAILED
+from specsearch.engines.sglang.logs.causes.host import HOST
+from specsearch.engines.sglang.logs.causes.memory import MEMORY
+from specsearch.engines.sglang.logs.causes.models import MODELS
 
 __all__ = ["CAPTURE_FAILED", "CAUSES", "CONSEQUENCE", "WARM_UP_FAILED", "Cause", "statements"]
 

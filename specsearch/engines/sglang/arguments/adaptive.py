@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeGuard
 
-from specsearch.engines.sglang.asked import Asked, at_release, is_false
-from specsearch.engines.sglang.checkpoint import is_file, read_json
-from specsearch.engines.sglang.drafter import architectures
+from specsearch.engines.sglang.arguments.asked import Asked, at_release, is_false
+from specsearch.engines.sglang.models.checkpoint import is_file, read_json
+from specsearch.engines.sglang.models.drafter import architectures
 from specsearch.search_space import Value
 
 ADAPTIVE, CONFIG = "speculative_adaptive", "speculative_adaptive_config"

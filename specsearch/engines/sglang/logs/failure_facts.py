@@ -2,7 +2,7 @@
 
 import re
 
-from specsearch.engines.sglang.captures import capture_under_way
+from specsearch.engines.sglang.logs.captures import capture_under_way
 
 CHILD = re.compile(
     r"Rank (?P<rank>\d+) scheduler died during initialization \(exit code: (?P<code1>-?\d+)\)"

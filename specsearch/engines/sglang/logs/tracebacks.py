@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from specsearch.engines.sglang.lines import Line, lines
+from specsearch.engines.sglang.logs.lines import Line, lines
 
 _BEGIN = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")

@@ -2,7 +2,7 @@
 
 import re
 
-from specsearch.engines.sglang.causes._base import Cause
+from specsearch.engines.sglang.logs.causes._base import Cause
 from specsearch.errors import InfeasibleTrial
 
 _NO_FILES = (

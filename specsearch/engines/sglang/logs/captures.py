@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from specsearch.engines.sglang.lines import rank_at
+from specsearch.engines.sglang.logs.lines import rank_at
 from specsearch.trial import Capture
 
 _NAME = r"(?:(?P<name>[\w -]{1,40}?) )?(?:CUDA|cuda|CPU|cpu|NPU|npu|MUSA|musa|XPU|xpu) graph"

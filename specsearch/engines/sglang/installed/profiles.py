@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from specsearch.engines.sglang.asked import is_false, is_true
+from specsearch.engines.sglang.arguments.asked import is_false, is_true
 from specsearch.search_space import PLAIN
 
 OLDEST = "0.5.9"

@@ -7,7 +7,7 @@ backend, another share of memory, another list of captured batches. The baseline
 import json
 from collections.abc import Collection, Mapping
 
-from specsearch.engines.sglang.version import Profile
+from specsearch.engines.sglang.installed.version import Profile
 from specsearch.search_space import ALGORITHM, PLAIN, Point, Value
 
 _WHOLE = ("page_size", "context_length", "chunked_prefill_size", "max_running_requests", "random_seed")

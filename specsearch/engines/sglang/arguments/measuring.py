@@ -6,7 +6,7 @@ All of it is in every version from 0.5.9 on but the incremental stream, which ca
 
 from collections.abc import Mapping
 
-from specsearch.engines.sglang.profiles import NEWEST, release
+from specsearch.engines.sglang.installed.profiles import NEWEST, release
 from specsearch.search_space import Value
 
 VARIABLES: Mapping[str, str] = {"SGLANG_RECORD_STEP_TIME": "1"}

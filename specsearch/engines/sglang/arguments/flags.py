@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterator, Mapping
 
-from specsearch.engines.sglang.version import Profile, spelling
+from specsearch.engines.sglang.installed.version import Profile, spelling
 from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, Value, is_speculative_knob
 
 ENV = "env."

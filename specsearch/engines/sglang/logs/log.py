@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 
 from specsearch.engines._base import LogFacts
-from specsearch.engines.sglang.captures import captures
-from specsearch.engines.sglang.lines import rank_at, without_colours
+from specsearch.engines.sglang.logs.captures import captures
+from specsearch.engines.sglang.logs.lines import rank_at, without_colours
 
 READY = "The server is fired up and ready to roll!"
 

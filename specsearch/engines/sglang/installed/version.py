@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from specsearch.engines.sglang import _probe
-from specsearch.engines.sglang.profiles import NEWEST, OLDEST, Profile, is_known, profile_of, release
-from specsearch.engines.sglang.reliances import NEEDLES
+from specsearch.engines.sglang.installed import _probe
+from specsearch.engines.sglang.installed.profiles import NEWEST, OLDEST, Profile, is_known, profile_of, release
+from specsearch.engines.sglang.installed.reliances import NEEDLES
 from specsearch.launch import shown
 
 __all__ = [

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from specsearch.engines.sglang.asked import Asked, is_true
-from specsearch.engines.sglang.drafter import number, smallest_draft_vocabulary
-from specsearch.engines.sglang.tree_rules import page_size
+from specsearch.engines.sglang.arguments.asked import Asked, is_true
+from specsearch.engines.sglang.arguments.tree_rules import page_size
+from specsearch.engines.sglang.models.drafter import number, smallest_draft_vocabulary
 
 REJECTION, BLOCK = "speculative_use_rejection_sampling", "speculative_use_block_verification"
 THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
-from specsearch.engines.sglang import adaptive
-from specsearch.engines.sglang import drafter as drafters
-from specsearch.engines.sglang.asked import Asked, algorithm_of
-from specsearch.engines.sglang.checkpoint import Config
-from specsearch.engines.sglang.profiles import PROFILES
+from specsearch.engines.sglang.arguments import adaptive
+from specsearch.engines.sglang.arguments.asked import Asked, algorithm_of
+from specsearch.engines.sglang.installed.profiles import PROFILES
+from specsearch.engines.sglang.models import drafter as drafters
+from specsearch.engines.sglang.models.checkpoint import Config
 from specsearch.search_space import PLAIN, UNSET, Value
 
 EAGLE_FAMILY = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")

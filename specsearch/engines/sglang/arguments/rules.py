@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from specsearch.engines.sglang import algorithms, pinning, server_rules, tree_rules
-from specsearch.engines.sglang import drafter as drafters
-from specsearch.engines.sglang.asked import Asked, Files, algorithm_of, is_true
-from specsearch.engines.sglang.flags import ENV, environment_of, flag_of
-from specsearch.engines.sglang.version import NEWEST, Profile, profile_of, release, spelling
+from specsearch.engines.sglang.arguments import algorithms, pinning, server_rules, tree_rules
+from specsearch.engines.sglang.arguments.asked import Asked, Files, algorithm_of, is_true
+from specsearch.engines.sglang.arguments.flags import ENV, environment_of, flag_of
+from specsearch.engines.sglang.installed.version import NEWEST, Profile, profile_of, release, spelling
+from specsearch.engines.sglang.models import drafter as drafters
 from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, Value
 
 __all__ = ["ALLOW_LONGER_CONTEXT", "ENV_DEFAULTS", "SGLangRules", "algorithm_of", "context_length_of", "is_true"]

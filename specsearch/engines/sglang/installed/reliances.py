@@ -6,7 +6,7 @@ A needle is a flag (`--port`), a file of the package (`launch_server.py`) or a t
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from specsearch.engines.sglang.profiles import OLDEST, is_known, release
+from specsearch.engines.sglang.installed.profiles import OLDEST, is_known, release
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from specsearch.engines.sglang import checkpoint
-from specsearch.engines.sglang.checkpoint import Config, Tensors
+from specsearch.engines.sglang.models import checkpoint
+from specsearch.engines.sglang.models.checkpoint import Config, Tensors
 from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Value
 
 T = TypeVar("T")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from specsearch.engines.sglang import log
-from specsearch.engines.sglang.captures import capture_under_way
-from specsearch.engines.sglang.causes import CAPTURE_FAILED, CAUSES, CONSEQUENCE, WARM_UP_FAILED, Cause, statements
-from specsearch.engines.sglang.failure_facts import CHILD, facts_of, phase_of_start
-from specsearch.engines.sglang.lines import line_with, rank_at, without_colours
-from specsearch.engines.sglang.tracebacks import Death, Raised, deaths
+from specsearch.engines.sglang.logs import log
+from specsearch.engines.sglang.logs.captures import capture_under_way
+from specsearch.engines.sglang.logs.causes import CAPTURE_FAILED, CAUSES, CONSEQUENCE, WARM_UP_FAILED, Cause, statements
+from specsearch.engines.sglang.logs.failure_facts import CHILD, facts_of, phase_of_start
+from specsearch.engines.sglang.logs.lines import line_with, rank_at, without_colours
+from specsearch.engines.sglang.logs.tracebacks import Death, Raised, deaths
 from specsearch.errors import FailedTrial, InfeasibleTrial, TrialError
 from specsearch.trial import Phase
 

@@ -2,7 +2,7 @@
 
 import re
 
-from specsearch.engines.sglang.causes._base import Cause
+from specsearch.engines.sglang.logs.causes._base import Cause
 from specsearch.errors import FailedTrial, InfeasibleTrial
 
 CAPTURE_FAILED = r"Capture (?:[\w-]+ ){1,4}graph failed"  # of decoding, of a prefill, of a CPU

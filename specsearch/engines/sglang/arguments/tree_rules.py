@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from specsearch import speculation
-from specsearch.engines.sglang import adaptive
-from specsearch.engines.sglang.asked import Asked, is_true
-from specsearch.engines.sglang.drafter import Kind, classify, is_mla
-from specsearch.engines.sglang.profiles import Profile
+from specsearch.engines.sglang.arguments import adaptive
+from specsearch.engines.sglang.arguments.asked import Asked, is_true
+from specsearch.engines.sglang.installed.profiles import Profile
+from specsearch.engines.sglang.models.drafter import Kind, classify, is_mla
 
 TRIPLE = ("num_steps", "eagle_topk", "num_draft_tokens")
 # Backends for multi-head latent attention; all that draft in steps draft chains.

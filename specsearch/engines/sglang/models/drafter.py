@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specsearch.engines.sglang.checkpoint import Config, Tensors
+from specsearch.engines.sglang.models.checkpoint import Config, Tensors
 
 
 class Kind(StrEnum):

@@ -1,0 +1,1 @@
+"""Which SGLang an interpreter has, and how its version differs from others."""

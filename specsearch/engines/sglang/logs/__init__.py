@@ -1,0 +1,1 @@
+"""What a log says: facts while it runs, and the cause of its end."""
