@@ -131,13 +131,16 @@ class Study:
     def _baseline(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
         if any(request.kind == TrialKind.BASELINE for request in pending):
             return Wait()
-        row = next((row for row in latest if row.kind == TrialKind.BASELINE), None)
+        row = next((row for row in reversed(latest) if row.kind == TrialKind.BASELINE), None)
         if row is None:
             return self._launch(latest, pending, TrialKind.BASELINE, self.baseline_point)
         if row.status == TrialStatus.OK:
             return None
         if may_retry(row) or (row.status == TrialStatus.FAILED and row.reason in BOUNDED_BY_THE_RUN):
             return self._again(row, latest)
+        other = self._completed(self.baseline, self.baseline_point) if row.lesson else row.point
+        if point_key(other) not in known_keys(latest, pending) and not self.space.problems(other):
+            return self._launch(latest, pending, TrialKind.BASELINE, other)  # with what its failure has taught
         return _wait_or(pending, Done(f"the start baseline cannot be measured: {row.reason}: {row.message}"))
 
     def _refused_flag(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
@@ -157,7 +160,7 @@ class Study:
     def _seed(self, latest: Sequence[TrialResult], pending: Sequence[TrialRequest]) -> Action | None:
         known = known_keys(latest, pending)
         for given in self.seed_points:
-            point = self._completed(given)
+            point = self._completed(given, self.space.canonical(given))
             if point_key(point) in known:
                 continue
             problems = self.space.problems(point)
@@ -186,14 +189,13 @@ class Study:
         finish = self._matched_plain(latest, pending)
         return finish or _wait_or(pending, Done(f"all {self.budget.trials} trials of the budget are used"))
 
-    def _completed(self, given: Point) -> Point:
-        """The canonical point; where a trial has shown a default that it takes to be closed, another value of that."""
-        point = self.space.canonical(given)
+    def _completed(self, given: Point, point: Point) -> Point:
+        """The point made of what is given; where a trial has closed a default that it took, another value of that."""
         if all(constraint.holds(point) for constraint in self.learnt):
             return point
         for name in point.keys() - given.keys():
             for value in self.space.by_name[name].all_values() if name in self.space.by_name else ():
-                other = self.space.canonical({**given, name: value})
+                other = self.space.canonical({**point, **given, name: value})
                 if not self.space.problems(other):
                     return other
         return point

@@ -385,3 +385,19 @@ class OnByDefault(NoRules):
 
     def default(self, name: str) -> Value | None:
         return True if name == "custom_all_reduce" else None
+
+
+def test_a_baseline_that_a_default_kept_from_running_is_measured_without_it() -> None:
+    """LF-07: on GPUs where SGLang's own kernel dies, plain decoding is measured with it off, and so is all the rest."""
+    space = SearchSpace(
+        (*SPACE.parameters[:2], ChoiceParameter("custom_all_reduce", (True, False))), rules=OnByDefault()
+    )
+    plain: Point = {"custom_all_reduce": True, "speculative_algorithm": "none"}
+    died = replace(row(0, plain, "infeasible", kind=TrialKind.BASELINE), lesson="not custom_all_reduce")
+    seeded = Study(space, Objective(), Budget(), Listed())
+    again = launched(seeded.next_action([died], []))
+    assert (again.number, again.kind, again.point) == (1, TrialKind.BASELINE, {**plain, "custom_all_reduce": False})
+    both = [died, replace(row(1, again.point, "infeasible", kind=TrialKind.BASELINE), lesson=None)]
+    assert isinstance(seeded.next_action(both, []), Done)
+    pinned = Study(space, Objective(), Budget(), Listed(), (), {"custom_all_reduce": True})
+    assert isinstance(pinned.next_action([died], []), Done), "what the file asks of the baseline is not replaced"

@@ -21,7 +21,7 @@ class _Seen(NamedTuple):
 def memory_hints(rows: Sequence[TrialResult]) -> dict[str, str]:
     """By drafter, what is left of mem_fraction_static where one fraction was too low and another too high for it.
 
-    Nothing is said of a drafter that ran at a fraction between the two.
+    Nothing is said of a drafter that ran at any fraction: its failures are those of their points.
     """
     by_drafter: dict[str, list[TrialResult]] = {}
     for row in rows:
@@ -45,7 +45,7 @@ def _hint(name: str, rows: Sequence[TrialResult]) -> str | None:
         return None
     least = max([low.fraction, *_needed(rows)])
     ran = [fraction for row in rows if row.status == TrialStatus.OK and (fraction := _fraction(row)) is not None]
-    if any(min(low.fraction, high.fraction) <= fraction <= max(low.fraction, high.fraction) for fraction in ran):
+    if ran:  # where some fraction works, the failures are those of their points
         return None
     told = (
         f"{low.fraction:g} left no room for the KV cache (t{low.trial:04d}), "

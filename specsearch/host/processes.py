@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -106,16 +106,23 @@ class ServerProcess:
                 found.append((_info(member, self.trial).command, environment))
         return found
 
-    def stop(self, term_s: float = TERM_S, kill_s: float = KILL_S, hard: bool = False) -> StopReport:
+    def stop(
+        self,
+        term_s: float = TERM_S,
+        kill_s: float = KILL_S,
+        hard: bool = False,
+        hurry: Callable[[], bool] = lambda: False,
+    ) -> StopReport:
         """End the server and all it started; returns when they are gone or `kill_s` after they were killed.
 
-        `hard` skips SIGTERM. A second call answers the same, or tries again where something had survived.
+        `hard` skips SIGTERM, `hurry` what is left of the wait after it. A second call answers the same, or tries again
+        where something had survived.
         """
         if self._report and not self._report.survivors:
             return self._report
         began = self._clock.monotonic()
         if not hard:
-            self._ask_to_end(term_s)
+            self._ask_to_end(term_s, hurry)
         forced = bool(self._members())
         wait_until(self._kill, timeout_s=kill_s, poll_s=_POLL_S, clock=self._clock)
         survivors = tuple(self.descendants())
@@ -132,12 +139,12 @@ class ServerProcess:
     def _members(self) -> list[Stat]:
         return guard.tree([self._guard, self._leader], self._leader, self.launch)
 
-    def _ask_to_end(self, term_s: float) -> None:
+    def _ask_to_end(self, term_s: float, hurry: Callable[[], bool]) -> None:
         for member in self._members():
             if member.group == self.pid:
                 guard.send(member, signal.SIGTERM)
-        wait_until(self._has_ended, timeout_s=term_s, poll_s=_POLL_S, clock=self._clock)
-        stragglers_s = min(term_s, _STRAGGLERS_S)
+        wait_until(lambda: self._has_ended() or hurry(), timeout_s=term_s, poll_s=_POLL_S, clock=self._clock)
+        stragglers_s = 0.0 if hurry() else min(term_s, _STRAGGLERS_S)
         wait_until(lambda: not self._members(), timeout_s=stragglers_s, poll_s=_POLL_S, clock=self._clock)
 
     def _has_ended(self) -> bool:

@@ -246,7 +246,7 @@ class _Trial:
         with record.during(Phase.TEARDOWN, "stopping the server"):
             if process.exit_code() is None and not record.stop.hard:
                 server.abort_all()
-            report = process.stop(term_s=self.limits.stop_s, kill_s=_KILL_S, hard=record.stop.hard)
+            report = process.stop(self.limits.stop_s, _KILL_S, hard=record.stop.hard, hurry=lambda: record.stop.hard)
             record.exit_code = process.exit_code() if record.exit_code is None else record.exit_code
             record.warnings += [report.problem] if report.problem else []
         if report.survivors:

@@ -292,3 +292,17 @@ def test_a_rank_that_crashes_in_native_code_says_so(code: int) -> None:
     assert (type(found), found.reason) == (FailedTrial, "native_crash")
     assert found.facts == {"exit_code": str(code), "process": "scheduler_2", "phase": "weights"}
     assert of(READY + told + OWN_KILL, -9, Phase.MEASURE).reason == "runtime_crash"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ambiguous option: --cuda-graph-max-bs could match --cuda-graph-max-bs-decode",
+        "unrecognized arguments: --cuda-graph-max-bs 8",
+    ],
+)
+def test_a_flag_that_the_version_lacks_is_named(error: str) -> None:
+    """LF-06: the study stops at it, since the other trials have the flag as well."""
+    text = f"usage: sglang serve [-h] ...\nsglang serve: error: {error}\n"
+    found = failure(text, exit_code=2, phase=Phase.READY)
+    assert (found.reason, found.facts["flag"]) == ("arg_rejected", "--cuda-graph-max-bs")

@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -158,3 +159,33 @@ def test_a_long_log_is_read_in_well_under_a_second_a_megabyte() -> None:
         read_log(text)
         failure(text, exit_code=-9, phase=Phase.READY)
         assert time.process_time() - began < 4.0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-12-01 10:00:00 TP0] sglang is using nccl==2.28.3",
+        "[Gloo] Rank 0 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7",
+        "NCCL version 2.27.5+cuda12.9",
+        "node:811:811 [0] RCCL INFO comm 0x55d0 rank 0 nranks 8 - Init COMPLETE",
+        "[2026-12-01 10:00:00 TP0] Init torch distributed begin.",
+    ],
+)
+def test_a_log_that_ends_with_the_groups_of_ranks_ends_in_a_collective(line: str) -> None:
+    """LF-09: without NCCL_DEBUG the last line before a first collective is SGLang's or Gloo's."""
+    assert read_log(f"[2026-12-01 09:59:00] server_args=ServerArgs(…)\n{line}\n").in_collective
+    later = f"{line}\n[2026-12-01 10:00:05 TP0] Load weight begin. avail mem=94.02 GB\n"
+    assert not read_log(later).in_collective
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CustomAllreduce is disabled because it's not supported on more than two PCIe-only GPUs.",
+        "CustomAllReduceV2 is disabled because your platform lacks GPU P2P capability or P2P test failed.",
+        "CustomAllreduce is disabled due to an unsupported world size: 6.",
+        "Setup Custom allreduce failed with CUDA error. To silence this warning, specify --disable-custom-all-reduce.",
+    ],
+)
+def test_a_custom_kernel_that_is_off_is_known_by_every_version_s_words(text: str) -> None:
+    assert read_log(f"[2026-12-01 10:00:00 TP0] {text}\n").settings["custom_all_reduce"] == "false"

@@ -178,6 +178,17 @@ def test_a_hard_stop_does_not_ask_first(tmp_path: Path, start: Start) -> None:
     assert server.exit_code() == -signal.SIGKILL
 
 
+def test_a_second_request_to_stop_ends_the_wait_of_the_first(tmp_path: Path, start: Start, trial: str) -> None:
+    """RC-02: whoever presses Ctrl-C again during a teardown does not wait for a deaf server."""
+    server = start(plan(tmp_path, STUBBORN))
+    assert eventually(lambda: "up" in log_of(tmp_path))
+    asked = iter([False, False, True])
+    report = server.stop(term_s=10 * PATIENCE_S, hurry=lambda: next(asked, True))
+    assert report.forced
+    assert report.seconds < PATIENCE_S
+    assert marked(trial) == []
+
+
 def test_leaving_the_context_stops_the_server_and_its_guard(tmp_path: Path, start: Start, trial: str) -> None:
     with start(plan(tmp_path, SLEEPER)) as server:
         launch = server.launch

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from specsearch.engines.sglang.arguments.flags import ENV, flag_of
 from specsearch.engines.sglang.arguments.rules import ENV_DEFAULTS, SGLangRules
+from specsearch.launch import is_secret, is_secret_flag
 from specsearch.search_space import ALGORITHM, UNSET, Point, Value
 
 # Settings that differ between two launches of the same configuration, or that say nothing about it.
@@ -26,9 +27,11 @@ _ASKED_OF_GRAPHS = frozenset(
     }
 )
 _RANK = "sglang::scheduler"
-_COMPUTES = ("NCCL_", "SGLANG_", "SGL_", "CUDA_", "TORCH", "OMP_", "TRITON_", "FLASHINFER_", "PYTORCH_", "NVTE_")
+_COMPUTES = (
+    *("NCCL_", "SGLANG_", "SGL_", "CUDA_", "CUBLAS_", "NVIDIA_", "TORCH", "PYTORCH_"),
+    *("OMP_", "TRITON_", "FLASHINFER_", "NVTE_"),
+)
 _OF_THE_PLACE = frozenset({"CUDA_VISIBLE_DEVICES", "SGLANG_RUN_ID", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"})
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def canonical_settings(
@@ -43,7 +46,7 @@ def canonical_settings(
     settings = dict(told)
     left_out = _OF_THE_LAUNCH | (_ASKED_OF_GRAPHS if info.get("cuda_graph_config") else frozenset())
     for name, value in sorted(info.items()):
-        if name in left_out or name.startswith("_") or value is None:
+        if name in left_out or name.startswith("_") or value is None or is_secret_flag(name):
             continue
         text = as_text(value)
         if not (tmpdir and tmpdir in text):
@@ -108,7 +111,7 @@ def own_environment(processes: Iterable[tuple[str, Mapping[str, str]]]) -> dict[
 
 
 def _is_told(name: str) -> bool:
-    return name.startswith(_COMPUTES) and name not in _OF_THE_PLACE and not any(word in name for word in _SECRET)
+    return name.startswith(_COMPUTES) and name not in _OF_THE_PLACE and not is_secret(name)
 
 
 def _running(
@@ -121,7 +124,8 @@ def _running(
 ) -> str | None:
     """What runs for a knob; None when nothing says."""
     if name.startswith(ENV):
-        return None if environment is None else environment.get(name.removeprefix(ENV), UNSET)
+        variable = name.removeprefix(ENV)
+        return environment.get(variable, UNSET) if environment is not None and _is_told(variable) else None
     if name == "custom_all_reduce" and settings.get("disable_custom_all_reduce") == "true":
         return "false"
     graphs = info.get("cuda_graph_config")
@@ -145,7 +149,17 @@ def _same(name: str, asked: Value, runs: str) -> bool:
     words = " ".join(as_text(asked).replace(",", " ").split()) if name == "cuda_graph_bs" else as_text(asked)
     if name == ALGORITHM and {words.upper(), runs.upper()} <= {"NEXTN", "EAGLE"}:
         return True  # SGLang's own name for the same thing
+    if isinstance(asked, int | float) and not isinstance(asked, bool) and _is_number(runs):
+        return float(asked) == float(runs)
     return words.lower() == runs.lower()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def as_text(value: object) -> str:

@@ -131,7 +131,7 @@ def _tell_of_custom_all_reduce(launch: Launch) -> None:
     machine = launch.machine
     if machine.custom_all_reduce and machine.tp_size > 2 and not machine.gpu.nvlink:
         launch.log.rank(
-            "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs. "
+            "CustomAllreduce is disabled because it's not supported on more than two PCIe-only GPUs. "
             "To silence this warning, specify disable_custom_all_reduce=True explicitly."
         )
 

@@ -20,8 +20,13 @@ VARIABLES = ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_GRAPH_REGISTER")
 
 def flags(settled: Mapping[str, str], profile: Profile, point: Point, args: Mapping[str, Value]) -> dict[str, Value]:
     """The flags, by their names in a search space, that neither the point nor the pinned arguments give."""
-    pins: dict[str, Value] = {name: settled[name] for name in _BACKENDS if name in settled}
-    pins |= {name: int(settled[name]) for name in _WHOLE if settled.get(name, "").lstrip("-").isdecimal()}
+    pins: dict[str, Value] = {
+        name: int(settled[name]) for name in _WHOLE if settled.get(name, "").lstrip("-").isdecimal()
+    }
+    if any(name in point for name in _BACKENDS):
+        pins.pop("page_size", None)  # which belongs to the backend of the baseline
+    else:
+        pins |= {name: settled[name] for name in _BACKENDS if name in settled}
     pins |= _memory(settled, profile, point)
     are_off = any(point.get(name) is False for name in ("cuda_graph", "decode_cuda_graph"))
     if not any(name in point for name in _graph_names(profile)[1:]) and not are_off:

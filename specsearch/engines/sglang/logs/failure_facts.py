@@ -26,6 +26,7 @@ _FIRST: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("collective", re.compile(r"WorkNCCL\([^)]*OpType=(\w+)|available for function (\w+)")),
     ("datatype", re.compile(r"with datatype (\w+)")),
     ("limit", re.compile(r"watchdog_timeout=([\d.]+)|Timeout\(ms\)=(\d+)")),
+    ("flag", re.compile(r"error: (?:unrecognized arguments|ambiguous option): (--[\w-]+)")),
     ("xid", re.compile(r"\bXid(?: \([^)]*\):)? (\d+)")),
 )  # fmt: skip
 _NCCL = re.compile(r"\b(NCCL_\w+) was set to (\S+?)[.,]?(?:\s|$)")

@@ -21,13 +21,18 @@ _QUEUED = re.compile(r"#queue-req: [1-9]")
 _IN_GRAPH = re.compile(r" graph: (True|False)\b")  # cuda, cpu, npu, musa, xpu
 _CONTEXT = re.compile(r"max_total_num_tokens=[^\n]{0,400}\bcontext_len=(\d+)")
 _FREE_AT_START = re.compile(r"Load weight begin\.[^\n]{0,100}?avail mem=(\d+(?:\.\d+)?) GB")
-_NO_CUSTOM_KERNEL = re.compile(r"ustom all.?reduce is disabled because")
+# 0.5.9 writes `Custom allreduce`, later versions the name of the class.
+_NO_CUSTOM_KERNEL = re.compile(
+    r"[Cc]ustom ?[Aa]ll[- ]?[Rr]educe(?:V\d)? is disabled (?:because|due to)|Setup Custom allreduce failed"
+)
 _WEIGHTS = re.compile(r"Load weight end\.[^\n]{0,100}?\btype=(\w+)")
 _EAGLE = re.compile(r"speculative_algorithm'?[=:] ?'(?:EAGLE|NEXTN)")
 # After this line the server waits for ever, with its GPU memory.
 _BIND = re.compile(r"error while attempting to bind on address")
 
-_COLLECTIVE = re.compile(r"\bNCCL (?:INFO|WARN)\b|Init torch distributed begin|Init parallel begin")
+_COLLECTIVE = re.compile(
+    r"\b[NR]CCL (?:INFO|WARN|version)\b|Init torch distributed begin|Init parallel begin|is using nccl==|\[Gloo\] Rank"
+)
 _LAST_BYTES, _LAST_LINES = 4096, 2
 # What the server changed or could not do and said so in passing.
 _NOTES: tuple[tuple[re.Pattern[str], str], ...] = (
