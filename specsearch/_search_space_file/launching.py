@@ -1,5 +1,6 @@
 """The words around a launch: `engine.command_prefix` and `engine.stop_command`."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from specsearch._search_space_file.document import Document, Place, did_you_mean, shown
@@ -9,6 +10,7 @@ from specsearch.launch import PLACEHOLDERS, placeholders_of
 
 _PREFIX: Place = ("engine", "command_prefix")
 _STOP: Place = ("engine", "stop_command")
+_WHOLE_NAME = re.compile(r"(--[a-z][a-z-]*=)?\{name\}")  # in a longer word it would be another container's
 
 
 def read_command_prefix(document: Document, section: EngineSection) -> tuple[str, ...]:
@@ -28,6 +30,8 @@ def read_stop_command(document: Document, section: EngineSection) -> tuple[str, 
     if section.stop_command and not document.has_problem(_STOP):
         if "name" not in _names(section.stop_command):
             document.problem(_STOP, "needs {name}: without the name of the container it would end something else")
+        elif not all(map(_WHOLE_NAME.fullmatch, (word for word in section.stop_command if _names([word])))):
+            document.problem(_STOP, "{name} is a word of its own, or the whole value of an option as in --name={name}")
         elif "name" not in _names(section.command_prefix):
             document.problem(
                 _STOP,

@@ -4,7 +4,9 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 
+from specsearch import reserved
 from specsearch._search_space_file.document import did_you_mean
+from specsearch.launch import is_secret
 
 ENV = "env."
 
@@ -51,35 +53,6 @@ NEGATIONS: Mapping[str, str] = {
     "disable_custom_all_reduce": "custom_all_reduce",
 }
 
-_TP_SIZE = "it is engine.tp_size"
-_MODEL = "it is engine.model"
-_ONE_NODE = "a trial runs on one node"
-OWNED_FLAGS: Mapping[str, str] = {
-    "port": "every trial gets a fresh port",
-    "host": "servers of trials listen on this machine only",
-    "model": _MODEL,
-    "model_path": _MODEL,
-    "tp": _TP_SIZE,
-    "tp_size": _TP_SIZE,
-    "tensor_parallel_size": _TP_SIZE,
-    "served_model_name": "servers of trials go by the name of their model",
-    "weight_version": "a trial recognises its own server by it",
-    "config": "a second file of arguments would hide what was launched",
-    "use_ray": "it would take the GPUs of a trial a second time",
-    "nnodes": _ONE_NODE,
-    "node_rank": _ONE_NODE,
-    "dist_init_addr": _ONE_NODE,
-    "base_gpu_id": "a trial owns the GPUs it was given",
-    "gpu_id_step": "a trial owns the GPUs it was given",
-    "log_requests": "it writes every prompt into the trial's log while the clock runs",
-    "crash_dump_folder": "every trial has its own log folder",
-}
-_OWNED_VARIABLES: Mapping[str, str] = {
-    "CUDA_VISIBLE_DEVICES": "a trial owns the GPUs it was given",
-    "NVIDIA_VISIBLE_DEVICES": "a trial owns the GPUs it was given",
-    "TMPDIR": "every trial gets its own",
-}
-
 # NVIDIA/nccl 698, 355 and 1739: other thread counts and buffer sizes gave wrong sums or hung.
 POWERS_OF_TWO = tuple(
     f"{ENV}{name}" for name in ("NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE")
@@ -103,15 +76,16 @@ def canonical(name: str) -> str:
 def name_problem(name: str) -> str | None:
     """Why a parameter or pinned setting cannot have this name, or None."""
     if name.startswith(ENV):
-        return variable_problem(name.removeprefix(ENV))
+        variable = name.removeprefix(ENV)
+        return variable_problem(variable) or (reserved.SECRET_SEARCHED if is_secret(variable) else None)
     if is_bare_variable(name):
         return f"an environment variable is written {ENV}NAME; did you mean '{ENV}{name}'?"
     if not _FLAG.fullmatch(name):
         underscored = name.lstrip("-").replace("-", "_")
         near = f"; did you mean '{underscored}'?" if _FLAG.fullmatch(underscored) else ""
         return f"a name is written in small letters, digits and underscores{near}"
-    if name in OWNED_FLAGS:
-        return f"is set by specsearch: {OWNED_FLAGS[name]}"
+    if problem := reserved.flag_problem(name):
+        return problem
     if canonical(name) in KNOBS or name in NEGATIONS:
         return None
     meant = slip(name)
@@ -137,11 +111,7 @@ def variable_problem(name: str) -> str | None:
     """Why an environment variable cannot be set, or None."""
     if not _VARIABLE.fullmatch(name):
         return "an environment variable is named in letters, digits and underscores"
-    if name.startswith("SPECSEARCH_"):
-        return "is set by specsearch: variables that begin with SPECSEARCH_ are its own"
-    if name in _OWNED_VARIABLES:
-        return f"is set by specsearch: {_OWNED_VARIABLES[name]}"
-    return None
+    return reserved.variable_problem(name)
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from specsearch import reserved
 from specsearch._search_space_file import models, names
 from specsearch._search_space_file.models import Section
 
@@ -52,8 +53,11 @@ def knobs_table() -> str:
 def owned_table() -> str:
     """The flags that no file may set."""
     reasons: dict[str, list[str]] = {}
-    for flag, reason in names.OWNED_FLAGS.items():
+    for flag, reason in (*reserved.OWNED_FLAGS.items(), *reserved.REFUSED_FLAGS.items()):
         reasons.setdefault(reason, []).append(f"`{flag}`")
+    for flag, (allowed, reason) in reserved.ONLY.items():
+        values = " or ".join(f"`{json.dumps(value)}`".replace('"', "") for value in allowed)
+        reasons.setdefault(reason, []).append(f"`{flag}` other than {values}")
     return table(("flags", "because"), ([", ".join(flags), reason] for reason, flags in reasons.items()))
 
 

@@ -10,6 +10,7 @@ import pytest
 from specsearch.config import EngineConfig
 from specsearch.engines._base import Fitness
 from specsearch.engines.sglang import SGLangEngine
+from specsearch.engines.sglang.arguments.flags import argv_of, reserved_problem, value_problem
 from specsearch.engines.sglang.arguments.rules import SGLangRules
 from specsearch.engines.sglang.effective import canonical_settings, lesson
 from specsearch.engines.sglang.fitness import Findings, examine_drafters, examine_values, examine_version
@@ -17,6 +18,7 @@ from specsearch.engines.sglang.installed.version import Installation
 from specsearch.engines.sglang.logs.log import read_log
 from specsearch.search_space import ChoiceParameter, Constraint, IntParameter, Parameter, SearchSpace
 from specsearch.workload import LoadPoint, Workload
+from tests.engines.contract import PLAIN, plan_of
 from tests.engines.sglang_fakes import install
 
 EAGLE3 = {"speculative_algorithm": ("EAGLE3",)}
@@ -147,17 +149,112 @@ def test_the_named_knob_is_known_to_every_version(place: Place) -> None:
 @pytest.mark.parametrize("name", ["port", "tensor_parallel_size", "weight_version", "use_ray"])
 def test_a_flag_that_specsearch_gives_is_no_knob_and_cannot_be_pinned(place: Place, name: str) -> None:
     pinned = fitness(place.engine(args={name: "1"}), place.space()).errors[0]
-    assert pinned.startswith(f"engine.args.{name} is given by specsearch")
+    assert pinned.startswith(f"engine.args.{name} is set by specsearch")
     searched = fitness(place.engine(), place.space(ChoiceParameter(name, (1, 2)))).errors[0]
-    assert searched.startswith(f"parameters.{name} is given")
+    assert searched.startswith(f"parameters.{name} is set")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("api_key", "k", "carry no key"),
+        ("admin_api_key", "k", "carry no key"),
+        ("ssl_certfile", "c.pem", "plain HTTP"),
+        ("ssl_of_a_later_version", "x", "plain HTTP"),
+        ("nccl_init_addr", "h:1", "one node"),
+        ("log_level", "warning", "written at level info; write info or debug"),
+        ("skip_tokenizer_init", True, "prompts are text"),
+        ("disaggregation_mode", "prefill", "answers no request by itself; write null"),
+        ("pp_size", 2, "a trial claims engine.tp_size GPUs"),
+        ("pipeline_parallel_size", 2, "write pp_size"),
+        ("data_parallel_size", 1, "write dp_size"),
+        ("expert_parallel_size", 2, "write ep_size"),
+    ],
+)
+def test_with_what_nothing_could_be_measured_is_neither_pinned_nor_searched(
+    place: Place, name: str, value: bool | int | str, reason: str
+) -> None:
+    pinned = fitness(place.engine(args={name: value}), place.space()).errors
+    assert any(said.startswith(f"engine.args.{name}") and reason in said for said in pinned), pinned
+    searched = fitness(place.engine(), place.space(ChoiceParameter(name, (value, "unset")))).errors
+    assert any(said.startswith(f"parameters.{name}") and reason in said for said in searched), searched
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("log_level", "debug"),
+        ("log_level_http", "error"),
+        ("skip_tokenizer_init", False),
+        ("disaggregation_mode", "null"),
+        ("pp_size", 1),
+        ("skip_server_warmup", True),
+    ],
+)
+def test_what_leaves_a_server_as_it_is_measured_may_be_pinned(name: str, value: bool | int | str) -> None:
+    assert reserved_problem(name) is None
+    assert value_problem(name, [value]) is None
+
+
+def test_a_switch_that_is_on_by_itself_is_turned_off_where_the_version_is_known(place: Place) -> None:
+    off = {"enable_tf32_matmul": False, "enable_symm_mem": False}
+    words = plan_of(place.engine(args=off), PLAIN).argv
+    assert "--no-enable-tf32-matmul" in words
+    assert not {"--enable-tf32-matmul", "--enable-symm-mem", "--no-enable-symm-mem"} & set(words)
+    assert "--no-enable-tf32-matmul" in plan_of(place.engine(args=off), PLAIN).serve()
+    assert argv_of(off) == ()
+    assert argv_of({"enable_tf32_matmul": True}, {"--no-enable-tf32-matmul"}) == ("--enable-tf32-matmul",)
+
+
+def test_copies_of_the_model_on_gpus_that_no_trial_claims_can_never_run(place: Place) -> None:
+    rules = SGLangRules("0.5.23", {"dp_size": 2}, tp_size=2)
+    assert any("needs 2 times the GPUs" in said for said in rules.problems({}))
+    within = SGLangRules("0.5.23", {"dp_size": 2, "enable_dp_attention": True}, tp_size=2)
+    assert within.problems({}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("env.HF_TOKEN", "hf_1"), ("env.HTTPS_PROXY", "http://me:hunter2@proxy:1")]
+)
+def test_a_secret_is_no_knob_and_is_not_repeated(place: Place, name: str, value: str) -> None:
+    (error,) = fitness(place.engine(), place.space(ChoiceParameter(name, (value, "unset")))).errors
+    assert error.startswith(f"parameters.{name}: a secret cannot be searched")
+    assert value not in error
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ("docker: Cannot connect to the Docker daemon.\n\nRun 'docker run --help' for more information", "daemon."),
+        ("", "exit code 125"),
+    ],
+)
+def test_a_container_program_that_fails_is_an_error_and_in_a_dry_run_a_warning(
+    place: Place, said: str, heard: str
+) -> None:
+    docker = place.folder / "docker"
+    docker.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 125\n")
+    docker.chmod(0o755)
+    engine = place.engine(None, python=None, command_prefix=(str(docker), "run", "{env}", "image"))
+    (error,) = fitness(engine, place.space()).errors
+    assert error.endswith(f"{heard}")
+    dry = fitness(engine, place.space(), dry_run=True)
+    assert dry.errors == ()
+    assert dry.warnings[0] == f"{error}; flags are spelled for 0.5.23 and not checked"
+
+
+def test_a_container_without_sglang_is_an_error(place: Place) -> None:
+    engine = place.engine(None, command_prefix=("/usr/bin/env",), env={"PYTHONPATH": str(place.folder)})
+    (error,) = fitness(engine, place.space()).errors
+    assert error.startswith(f"no SGLang is installed in {sys.executable} behind engine.command_prefix")
 
 
 def test_the_claimed_gpus_are_not_for_the_search_space_to_choose(place: Place) -> None:
     knob = ChoiceParameter("env.CUDA_VISIBLE_DEVICES", ("0", "1"))
     searched = fitness(place.engine(), place.space(knob)).errors[0]
-    assert searched.startswith("parameters.env.CUDA_VISIBLE_DEVICES is given by specsearch")
+    assert searched.startswith("parameters.env.CUDA_VISIBLE_DEVICES is set by specsearch")
     pinned = fitness(place.engine(env={"TMPDIR": "/x"}), place.space()).errors[0]
-    assert pinned.startswith("engine.env.TMPDIR is given by specsearch")
+    assert pinned.startswith("engine.env.TMPDIR is set by specsearch")
 
 
 def test_no_place_is_said_of_a_knob_that_may_stand_in_either_of_two(place: Place) -> None:

@@ -137,6 +137,28 @@ def test_a_container_that_nothing_would_end_is_warned_of() -> None:
     assert 'engine.stop_command: [docker, kill, "{name}"]' in warning
 
 
+@pytest.mark.parametrize(
+    ("options", "dropped"),
+    [
+        ((), "API_KEY, HF_TOKEN"),
+        (("-n", "--preserve-env=HF_TOKEN"), "API_KEY"),
+        (("-E",), None),
+        (("--preserve-env",), None),
+        (("--preserve-env=HF_TOKEN,API_KEY",), None),
+    ],
+)
+def test_a_secret_that_sudo_would_drop_is_warned_of(options: Sequence[str], dropped: str | None) -> None:
+    env = {"HF_TOKEN": "hf_x", "API_KEY": "k", "NCCL_DEBUG": "INFO"}
+    warnings = findings("sudo", *options, *GOOD, env=env).warnings
+    assert len(warnings) == (dropped is not None)
+    assert all(f"sudo drops {dropped}, which" in said for said in warnings)
+    assert "hf_x" not in str(warnings)
+
+
+def test_sudo_without_secrets_drops_nothing_that_the_container_needs() -> None:
+    assert findings("sudo", *GOOD, env={"NCCL_DEBUG": "INFO"}).warnings == []
+
+
 def test_a_detached_container_and_one_that_is_only_entered_are_warned_of() -> None:
     assert "take -d out" in findings("docker", "run", "-d", *GOOD[2:]).warnings[0]
     (warning,) = findings("docker", "exec", "{env}", "mine", stop=()).warnings

@@ -261,15 +261,10 @@ def test_defaults_are_those_of_a_server_without_arguments() -> None:
 
 def test_a_point_that_names_a_backend_is_not_given_those_of_the_baseline() -> None:
     """The two of the phases would override the one that is searched, and pages belong to a backend."""
-    settled = {
-        **{"attention_backend": "cutedsl_mla", "prefill_attention_backend": "trtllm_mla"},
-        **{"page_size": "64", "random_seed": "1"},
-    }
+    backends = {"attention_backend": "cutedsl_mla", "prefill_attention_backend": "trtllm_mla"}
+    settled = backends | {"page_size": "64", "random_seed": "1"}
     rules = SGLangRules("0.5.23", tp_size=8).settled_by(settled)
     point = {"speculative_algorithm": "none", "attention_backend": "triton"}
     assert rules.pins(point) == {"random_seed": 1}
     without = rules.pins({"speculative_algorithm": "none"})
-    assert without == {
-        **{"attention_backend": "cutedsl_mla", "prefill_attention_backend": "trtllm_mla"},
-        **{"page_size": 64, "random_seed": 1},
-    }
+    assert without == backends | {"page_size": 64, "random_seed": 1}

@@ -92,18 +92,18 @@ class SGLangEngine:
         flags = self._defaults() | asked
         to_serve = {name: value for name, value in flags.items() if name in asked or name not in measuring.OF_THE_TRIAL}
         head = ["--model-path", self.config.model, "--tp-size", str(self.config.tp_size)]
-        start = (*self._launcher(), *head)
+        start, declared = (*self._launcher(), *head), self._installation().flags
         given = rules.requested_environment(point)
         env = {name: value for name, value in measuring.VARIABLES.items() if name not in given}
         env |= environment_of(pins) | rules.environment(point) | {"TMPDIR": str(tmpdir)}
         if gpu_indices is not None:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_indices))
         plan = LaunchPlan(
-            argv=(*start, *argv_of(flags), "--host", HOST, "--port", str(port), TOKEN_FLAG, trial),
+            argv=(*start, *argv_of(flags, declared), "--host", HOST, "--port", str(port), TOKEN_FLAG, trial),
             env=env,
             log_path=log_path,
             base_url=f"http://{HOST}:{port}",
-            serve_argv=(*start, *argv_of(to_serve)),
+            serve_argv=(*start, *argv_of(to_serve, declared)),
             unset=tuple(sorted(name for name, value in given.items() if value == UNSET)),
         )
         return with_prefix(plan, self.config, trial=trial, gpu_indices=gpu_indices, tmpdir=tmpdir)

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field, replace
 
 from specsearch.config import EngineConfig
 from specsearch.engines.sglang.arguments.algorithms import NEEDS_A_DRAFTER, SHIPPED_ALGORITHMS
-from specsearch.engines.sglang.arguments.flags import ENV, missing_problem, reserved_problem, unknown_problem
+from specsearch.engines.sglang.arguments.flags import (
+    ENV,
+    missing_problem,
+    reserved_problem,
+    secret_problem,
+    unknown_problem,
+    value_problem,
+)
 from specsearch.engines.sglang.arguments.rules import (
     ALLOW_LONGER_CONTEXT,
     ENV_DEFAULTS,
@@ -50,7 +57,7 @@ def examine_version(
     """Is there an SGLang, and one that is known?"""
     if installed.version is None:
         problem = installed.problem or _nothing_installed(config, python)
-        if dry_run or config.command_prefix:
+        if dry_run:
             spelled = f"flags are spelled for {config.version or NEWEST} and not checked"
             found.warnings.append(f"{problem}; {spelled}")
         else:
@@ -80,6 +87,10 @@ def _examine_reliances(found: Findings, version: str, installed: Installation) -
 
 def _nothing_installed(config: EngineConfig, python: str) -> str:
     seen = f"no SGLang is installed in {python}"
+    if config.command_prefix:
+        return (
+            f"{seen} behind engine.command_prefix; take an image that has it, or name its interpreter in engine.python"
+        )
     if config.python:
         return f"{seen}, which engine.python names; correct it, or give --engine-python PATH"
     return f"{seen}; install specsearch[sglang], or name the interpreter that has it in engine.python"
@@ -92,7 +103,11 @@ def examine_flags(found: Findings, installed: Installation, rules: SGLangRules, 
         found.warnings.append(f"the source of SGLang {installed.version} is not readable: flags are not checked")
     pinned_env = (f"{ENV}{name}" for name in rules.env)
     for name in dict.fromkeys((*rules.args, *pinned_env, *space.by_name)):
-        problem = reserved_problem(name) or missing_problem(name, version, rules.profile)
+        parameter = space.by_name.get(name)
+        values = parameter.all_values() if parameter else [rules.args[name]] if name in rules.args else []
+        problem = reserved_problem(name) or value_problem(name, values) or missing_problem(name, version, rules.profile)
+        if problem is None and parameter:
+            problem = secret_problem(name, values)
         if problem is None and declared is not None and not name.startswith(ENV):
             problem = unknown_problem(name, declared, version, rules.profile)
         if problem:

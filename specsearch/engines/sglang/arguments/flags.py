@@ -1,9 +1,11 @@
 """From knobs to the command line: how each named knob and any other flag is spelled."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from specsearch import reserved
 from specsearch.engines.sglang.installed.version import Profile, spelling
+from specsearch.launch import is_secret
 from specsearch.search_space import ALGORITHM, PLAIN, UNSET, Point, Value, is_speculative_knob
 
 ENV = "env."
@@ -40,25 +42,6 @@ _MOVED: tuple[tuple[str, str], ...] = (
     ("prefill_cp_mode", "cp_strategy"),
 )
 
-# Flags that specsearch gives by itself, and why they cannot be knobs.
-RESERVED: Mapping[str, str] = {
-    "model_path": "it is engine.model",
-    "model": "it is engine.model",
-    "tp_size": "it is engine.tp_size",
-    "tensor_parallel_size": "it is engine.tp_size",
-    "host": "servers of trials listen on 127.0.0.1 only",
-    "port": "every trial gets a fresh port",
-    "weight_version": "it carries the name by which a trial recognises its own server",
-    "config": "a second file of arguments would hide what was launched",
-    "use_ray": "it would take the GPUs of the trial's own placement group a second time",
-}
-
-# Variables that specsearch gives by itself.
-RESERVED_ENV: Mapping[str, str] = {
-    "CUDA_VISIBLE_DEVICES": "it holds the GPUs that the trial has claimed",
-    "TMPDIR": "every trial gets a fresh folder, so that what a killed server leaves can be removed",
-}
-
 
 def flag_of(name: str, profile: Profile) -> str:
     """The flag, written with underscores, that carries a knob in this version."""
@@ -88,12 +71,18 @@ def flags_of(settings: Point, profile: Profile) -> dict[str, Value]:
     return flags
 
 
-def argv_of(flags: Mapping[str, Value]) -> tuple[str, ...]:
-    """The command line of flags: true is a bare flag, false and `unset` are none, a list is several words."""
-    return tuple(word for name in sorted(flags) for word in _words(name, flags[name]))
+def argv_of(flags: Mapping[str, Value], declared: Collection[str] | None = None) -> tuple[str, ...]:
+    """The command line of flags: true is a bare flag, false and `unset` are none, a list is several words.
+
+    Where the flags that the installed version declares are known, false is `--no-x` of those that have that.
+    """
+    return tuple(word for name in sorted(flags) for word in _words(name, flags[name], declared or ()))
 
 
-def _words(name: str, value: Value) -> Iterator[str]:
+def _words(name: str, value: Value, declared: Collection[str]) -> Iterator[str]:
+    negated = spelling(f"no_{name}")
+    if value is False and negated in declared:
+        yield negated
     if value is False or value == UNSET:
         return
     yield spelling(name)
@@ -118,11 +107,25 @@ def _text(value: Value) -> str:
 
 def reserved_problem(name: str) -> str | None:
     """Why a flag or a variable must not be a knob or pinned, or None."""
-    reason = RESERVED_ENV.get(name.removeprefix(ENV)) if name.startswith(ENV) else RESERVED.get(name)
-    if reason:
-        return f"{name} is given by specsearch: {reason}"
+    variable = name.removeprefix(ENV) if name.startswith(ENV) else None
+    problem = reserved.variable_problem(variable) if variable else reserved.flag_problem(name)
+    if problem:
+        return f"{name}: {problem}" if name in reserved.OTHER_SPELLINGS else f"{name} {problem}"
     knob = next((knob for knob, flag in _RENAMED.items() if flag == name), None)
     return f"{name}: write it as the named knob {knob}" if knob else None
+
+
+def value_problem(name: str, values: Iterable[Value]) -> str | None:
+    """Why a flag must not have one of these values, the first such one named, or None."""
+    problems = (reserved.value_problem(name, value) for value in values if value != UNSET)
+    return next((f"{name} {problem}" for problem in problems if problem), None)
+
+
+def secret_problem(name: str, values: Iterable[Value]) -> str | None:
+    """Why a variable must not be a knob: it looks like a secret, by its name or by one of its values; or None."""
+    if name.startswith(ENV) and any(is_secret(name.removeprefix(ENV), str(value)) for value in values):
+        return f"{name}: {reserved.SECRET_SEARCHED}"
+    return None
 
 
 def missing_problem(name: str, version: str, profile: Profile) -> str | None:

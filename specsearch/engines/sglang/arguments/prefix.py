@@ -10,7 +10,7 @@ from pathlib import Path
 
 from specsearch.config import EngineConfig
 from specsearch.engines.sglang.fitness import Findings
-from specsearch.launch import LaunchPlan, Prefix, expand, placeholders_of
+from specsearch.launch import LaunchPlan, Prefix, expand, is_secret, placeholders_of
 
 # A server in one of these is no child of its client, and inherits neither variables nor network.
 RUNTIMES = ("docker", "podman", "nerdctl")
@@ -76,6 +76,7 @@ def _container_warnings(config: EngineConfig, runtime: str, names: Sequence[str]
     words = config.command_prefix
     if "env" not in names and "--env-host" not in words:
         yield f"{_unseen(runtime)}; put {{env}} among the options of {runtime}"
+    yield from _dropped_secrets(config, names)
     if "exec" in words and "run" not in words:
         yield f"{runtime} exec hands no signal on, and what it started outlives it; use {runtime} run"
         return
@@ -89,6 +90,24 @@ def _container_warnings(config: EngineConfig, runtime: str, names: Sequence[str]
         yield (
             f"a container outlives its {runtime} client when that is killed, and then keeps the GPUs; "
             f'add --name {{name}} and engine.stop_command: [{runtime}, kill, "{{name}}"]'
+        )
+
+
+def _dropped_secrets(config: EngineConfig, names: Sequence[str]) -> Iterator[str]:
+    """Secrets are handed on by name alone, so that the client itself must have them, also behind sudo."""
+    programs = [Path(word).name for word in config.command_prefix]
+    if "sudo" not in programs or "env" not in names:
+        return
+    options = config.command_prefix[programs.index("sudo") + 1 :]
+    options = options[: next((at for at, word in enumerate(options) if Path(word).name in RUNTIMES), None)]
+    if {"-E", "--preserve-env"} & set(options):
+        return
+    kept = {name for word in options if word.startswith("--preserve-env=") for name in word[15:].split(",")}
+    dropped = [name for name, value in sorted(config.env.items()) if is_secret(name, value) and name not in kept]
+    if dropped:
+        yield (
+            f"sudo drops {', '.join(dropped)}, which the container is to take over from its environment; "
+            f"write sudo --preserve-env={','.join(dropped)}"
         )
 
 

@@ -83,6 +83,12 @@ def server_problems(asked: Asked) -> Iterator[str]:
         and asked.release >= (0, 5, 12)
     ):
         yield "disable_cuda_graph_padding cannot be together with enable_torch_compile; drop either"
+    replicas = asked.whole("dp_size") or 1
+    if replicas > 1 and not asked.is_on("enable_dp_attention"):
+        yield (
+            f"{asked.said('dp_size')} without enable_dp_attention needs {replicas} times the GPUs, and a trial claims "
+            "engine.tp_size of them: use dp_size 1"
+        )
     yield from _graph_problems(asked)
     yield from _deterministic_problems(asked)
     if (asked.whole("pp_size") or asked.whole("pipeline_parallel_size") or 1) > 1 and not asked.is_plain:

@@ -79,7 +79,9 @@ def _ask(python: str, pythonpath: str | None, prefix: Sequence[str]) -> Installa
         return Installation(None, problem=f"{where} did not answer within {limit_s:.0f} s")
     told = _marked(answer.stdout)
     if told is None:
-        last = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
+        # A container program ends its complaint with where to read more.
+        said = [line for line in answer.stderr.splitlines() if line.strip() and "--help" not in line]
+        last = (said or [f"exit code {answer.returncode}"])[-1].strip()
         return Installation(None, problem=f"{where} is not a working Python: {last}")
     return _told(told)
 
