@@ -77,7 +77,8 @@ class SpecsearchTrial(tune.Trainable):
         if self._future is None:
             Event().wait(STEP_S)
             return {PARKED: True, NODE_ID: self._node_id, "done": self._orders.over}
-        wait([self._future], timeout=STEP_S)
+        self._news.wait(STEP_S)
+        self._news.clear()
         if not self._future.done():
             return self._report()
         error = self._future.exception()
@@ -97,8 +98,10 @@ class SpecsearchTrial(tune.Trainable):
         self._stop = StopFlag()
         self._progress: Progress | None = None
         self._future: Future[TrialResult] | None = None
+        self._news = Event()  # ends a step: the trial has ended, or is measured
         if self._node not in config["unfit"]:
             self._future = _in_thread(lambda: self._run(config["request"]))
+            self._future.add_done_callback(lambda _: self._news.set())
 
     def _run(self, request: TrialRequest) -> TrialResult:
         gpu_indices = assigned_gpus()[: self._job.gpus_per_trial]
@@ -106,6 +109,12 @@ class SpecsearchTrial(tune.Trainable):
         return self._job.run_trial(request, workplace, clock=SystemClock(), stop=self._stop, on_progress=self._moved)
 
     def _moved(self, progress: Progress) -> None:
+        """Only the last progress of a step is reported, and what was measured is told once: it must not be missed."""
+        before = self._progress
+        if progress.measured is not None:
+            self._news.set()
+        elif before is not None and before.measured is not None:
+            progress = replace(progress, measured=before.measured)
         self._progress = progress
 
     def _report(self) -> dict[str, Any]:

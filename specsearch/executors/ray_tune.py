@@ -2,7 +2,9 @@
 
 import logging
 import pickle
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -82,10 +84,19 @@ def run_in_ray(
             _tuner(study, job, bundle, slots, folder).fit()
         ray.kill(orders)
 
+    return _concluded(in_tune_thread(run), study, lost)
+
+
+def _concluded(ended: "Future[None]", study: "_StudyOnTune", lost: Callable[[], str | None]) -> Done:
+    """How the study ended, with Tune or without it."""
     try:
-        why = wait_for_end(in_tune_thread(run), study, lost)
-    except BaseException:
+        why = wait_for_end(ended, study, lost)
+    except BaseException as error:
         study.leave_tune()
+        if study.error is not None:  # why Tune failed, rather than how
+            raise study.error from error
+        if isinstance(error, OSError):
+            raise HostNotFit("Ray", [f"Tune cannot work with its files in {tempfile.gettempdir()}: {error}"]) from error
         raise
     return study.give_up(why) if why else study.outcome()
 
@@ -148,7 +159,7 @@ class _StudyOnTune:
         self._over = False
         self._given = Orders()
         self._given_at_s = 0.0
-        self._error: Exception | None = None
+        self.error: Exception | None = None  # the first that the study itself raised
         self._stuck_since_s: float | None = None
         self._hard_since_s: float | None = None
         self._parked_since_s: float | None = None
@@ -191,8 +202,8 @@ class _StudyOnTune:
 
     def outcome(self) -> Done:
         """How the study ended, once Tune is done."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         end = self._driver.next()
         if not isinstance(end, Done):
             raise RuntimeError(f"Tune ended before the study did; the study would go on with {end}")
@@ -201,7 +212,7 @@ class _StudyOnTune:
     def ask(self, trial_id: str) -> dict[str, Any] | str | None:
         self._silences.begin(trial_id)
         with self._kept():
-            action = self._driver.next() if self._error is None else None
+            action = self._driver.next() if self.error is None else None
             match action:
                 case TrialRequest():
                     self._requests[trial_id] = action
@@ -263,7 +274,7 @@ class _StudyOnTune:
         """Once per turn of Tune's loop: pass orders on, and notice when nothing can go on."""
         self.turns += 1
         stop = self._driver.stop
-        reason = STUDY_BROKEN if self._error is not None else stop.reason
+        reason = STUDY_BROKEN if self.error is not None else stop.reason
         self._give(Orders(stop=reason, hard=stop.hard, over=self._over))
         if stop.hard and self._waited("_hard_since_s") > HARD_STOP_S:
             self.must_stop = True
@@ -327,7 +338,7 @@ class _StudyOnTune:
                 yield
             except Exception as error:  # noqa: BLE001 - kept, logged and raised by `outcome`
                 _log.exception("the study cannot go on")
-                self._error = self._error or error
+                self.error = self.error or error
 
 
 class _Searcher(Searcher):

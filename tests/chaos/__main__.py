@@ -15,7 +15,7 @@ from tests.chaos.bystanders import bystanders
 from tests.chaos.judge import FIGURES, MORE
 from tests.chaos.play import play, undisturbed_study
 from tests.chaos.schedule import Accident, schedule
-from tests.chaos.strikes import can_mount
+from tests.chaos.strikes import can_mount, needs_mounts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has put us into the background
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         if not can_mount(Path(folder)):
-            chosen = [accident for accident in chosen if accident.act != "full"]
-            _say("file systems cannot be mounted here: the accidents with a full disk are left out")
+            chosen = [accident for accident in chosen if not needs_mounts(accident.act)]
+            _say("file systems cannot be mounted here: the accidents with a full or read-only disk are left out")
         with _alone(records):
             _run([a for a in chosen if a.name not in known], Path(folder), records, known, keep=arguments.keep)
     return _conclude([known[accident.name] for accident in chosen if accident.name in known], arguments.seed)

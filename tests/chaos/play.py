@@ -149,11 +149,11 @@ class _Play:
             return
         if accident.phase in ("claim", "gpus_free"):
             self._enter_the_first_phases()
-        self.outcome.struck = [str(seen) for seen in scene.processes() if seen.is_served or seen.is_guard]
+        names = {seen.pid: str(seen) for seen in scene.processes()}
         struck = strike(accident.victim, accident.act, scene, run)
         if not struck:
             self.outcome.missed = True
-        self.outcome.struck = [str(pid) for pid in struck]
+        self.outcome.struck = [names.get(pid, f"pid {pid}") for pid in struck]
         if accident.phase not in ("claim", "gpus_free"):
             self.hold.let_go()
         if (accident.victim, accident.act) == ("driver", "stop"):
