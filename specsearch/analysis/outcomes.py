@@ -25,6 +25,8 @@ ADVICE: Mapping[str, str] = {
     "weights_mismatch": "does config.json belong to these weights, and the drafter to this target?",
     "weights_unreadable": "compare the file's size and checksum with the original",
     "host_out_of_memory": "see who uses the node's memory",
+    "hub_unreachable": "fetch the model's files beforehand",
+    "kernel_cache": "nothing: the next attempt compiles anew",
     "disk_full": "make room on the node's disk",
     "gpu_fault": "look at `dmesg`; the GPU may need a reset",
     "runtime_crash": "read the end of the server's log",

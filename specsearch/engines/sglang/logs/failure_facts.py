@@ -32,6 +32,12 @@ _FIRST: tuple[tuple[str, re.Pattern[str]], ...] = (
 _NCCL = re.compile(r"\b(NCCL_\w+) was set to (\S+?)[.,]?(?:\s|$)")
 _RANK = re.compile(r"\b[Rr]ank (\d+)\]? (?:Watchdog|Process group)|\[rank(\d+)\]:")
 _SHAPES = re.compile(r"torch\.Size\((\[[\d, ]*\])\)|tensor [ab] \((\d+)\)|\((\d+x\d+) and (\d+x\d+)\)")
+_HOLDER = re.compile(rf"\bProcess (\d+) has ({_SIZE}) memory in use")
+_FIRST_TOTAL = re.compile(rf"total capacity of ({_SIZE})")
+_OF_TORCH = re.compile(rf"({_SIZE}) is (?:allocated by PyTorch|reserved by PyTorch)")
+_POWER = {"K": 1, "M": 2, "G": 3, "T": 4}
+# Contexts of the other ranks, and a tokenizer that prepares images, hold less; who holds more has no business there.
+_FOREIGN_SHARE = 0.25
 # What begins with a line that SGLang writes on its way up; the last before the death tells how far it was.
 _MILESTONES: tuple[tuple[str, str], ...] = (
     ("Init torch distributed begin", "distributed"),
@@ -63,6 +69,25 @@ def facts_of(text: str, rank: str) -> dict[str, str]:
         if child["process"]:
             facts["process"] = child["process"]
     return ({"rank": rank} if rank else {}) | facts
+
+
+def holder_of(text: str) -> tuple[str, str] | None:
+    """Number and memory of the process that holds much of the GPU whose memory ran out, and is not the one that asked.
+
+    In a container torch may not know its own number in the driver's list and then names itself as if it were another.
+    """
+    held = [(_bytes(size), process, size) for process, size in _HOLDER.findall(text)]
+    total = _FIRST_TOTAL.search(text)
+    if "this process has" not in text and (own := sum(_bytes(size) for size in _OF_TORCH.findall(text))):
+        itself = min((one for one in held if one[0] >= own), default=None)  # contexts and NCCL come on top
+        held = [one for one in held if one is not itself or one[0] > 2 * own]
+    most, process, named = max(held, default=(0.0, "", ""))
+    return (process, named) if total and most >= _FOREIGN_SHARE * _bytes(total[1]) else None
+
+
+def _bytes(size: str) -> float:
+    number, _, unit = size.partition(" ")
+    return float(number) * 1024.0 ** _POWER.get(unit[:1], 0)
 
 
 def phase_of_start(before: str, rank: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from specsearch.engines.sglang.logs import log
 from specsearch.engines.sglang.logs.captures import capture_under_way
 from specsearch.engines.sglang.logs.causes import CAPTURE_FAILED, CAUSES, CONSEQUENCE, WARM_UP_FAILED, Cause, statements
-from specsearch.engines.sglang.logs.failure_facts import CHILD, facts_of, phase_of_start
+from specsearch.engines.sglang.logs.failure_facts import CHILD, facts_of, holder_of, phase_of_start
 from specsearch.engines.sglang.logs.lines import line_with, rank_at, without_colours
 from specsearch.engines.sglang.logs.tracebacks import Death, Raised, deaths
 from specsearch.errors import FailedTrial, InfeasibleTrial, TrialError
@@ -114,14 +114,16 @@ class _End:
             if cause.starting and self.was_ready:
                 continue
             for raised in death.raised:
-                if _fits(cause, raised):
+                if _fits(cause, raised, began=raised is death.first):
                     return cause, raised
         return None, next((one for one in death.raised if not CONSEQUENCE.search(one.text)), death.first)
 
 
-def _fits(cause: Cause, raised: Raised) -> bool:
+def _fits(cause: Cause, raised: Raised, *, began: bool) -> bool:
     if cause.pattern.search(raised.text):
         return True
+    if not began:
+        return False
     innermost = "\n".join(raised.frames[-_NAMED_FRAMES:])
     return bool(cause.frames and cause.frames.search(innermost) and not _LATE.search(raised.message[0]))
 
@@ -167,6 +169,8 @@ def _recognised(clue: _Clue, cause: Cause, end: _End) -> TrialError:
 
 def _out_of_memory(clue: _Clue, cause: Cause, end: _End) -> TrialError:
     """Running out of memory has three remedies, by when it happened."""
+    if holder := holder_of(clue.text):
+        return _taken_by(*holder, clue)
     asked = facts_of(clue.text, "").get("asked")
     wanted = f", {asked} were asked for" if asked else ""
     if end.was_ready:
@@ -187,6 +191,17 @@ def _out_of_memory(clue: _Clue, cause: Cause, end: _End) -> TrialError:
         detail=clue.detail,
         advice="Use a smaller cuda_graph_max_bs or a smaller mem_fraction_static.",
         facts={"available_before": f"{available_gb} GB"} if available_gb is not None else None,
+    )
+
+
+def _taken_by(process: str, size: str, clue: _Clue) -> TrialError:
+    """The GPUs were free before the launch, and no two ranks share one."""
+    return FailedTrial(
+        "gpu_not_free",
+        f"a GPU ran out of memory of which process {process}, no rank of this server, holds {size}",
+        detail=clue.detail,
+        advice="Look for the process with nvidia-smi (in a container the host has its number); end it or wait for it.",
+        facts={"holder": process, "held": size},
     )
 
 

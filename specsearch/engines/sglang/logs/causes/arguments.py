@@ -57,7 +57,10 @@ ARGUMENTS = (
         within=_TREES,
     ),
     Cause(
-        re.compile(r"(?:does not implement|object has no attribute) '?set_eagle3_layers_to_capture"),
+        re.compile(
+            r"(?:does not implement|object has no attribute) '?set_eagle3_layers_to_capture|"
+            r"does not support EAGLE3 speculative decoding"
+        ),
         "arg_rejected",
         InfeasibleTrial,
         "this target gives no hidden states to an EAGLE-3 drafter",

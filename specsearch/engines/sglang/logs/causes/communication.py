@@ -12,7 +12,7 @@ _KERNEL_OFF = "Set custom_all_reduce: false, for the baseline too."
 
 COMMUNICATION = (
     Cause(
-        re.compile(r"no algorithm/protocol available"),
+        re.compile(r"no algorithm/protocol available|Unrecognized element token"),
         "nccl_config_error",
         InfeasibleTrial,
         "NCCL has no algorithm for one of its collectives under the NCCL_* variables of this trial",
@@ -23,7 +23,7 @@ COMMUNICATION = (
     Cause(
         re.compile(
             r"EADDRINUSE|[Aa]ddress already in use|Port is already in use\. dist_init_port|"
-            r"at \d+ is not available in \d+ seconds"
+            r"at \d+ is not available in \d+ seconds|Could not bind port \d+"
         ),
         "port_taken",
         FailedTrial,
@@ -38,10 +38,12 @@ COMMUNICATION = (
         _PORT_TAKEN,
         _ANOTHER_PORT,
         statement=True,
+        logged=True,
         starting=True,
     ),
     Cause(
-        re.compile(r"custom_all_?reduce\w*\.cuh?\w*:\d+"),
+        # At the beginning of a line: what the kernel itself writes, never a path in the words of a compiler.
+        re.compile(r"^Failed: Cuda error \S*custom_all_?reduce\w*\.cuh?\w*:\d+", re.MULTILINE),
         "custom_all_reduce_error",
         InfeasibleTrial,
         _KERNEL_FAILED,
@@ -50,7 +52,12 @@ COMMUNICATION = (
         lesson="not custom_all_reduce",
     ),
     Cause(
-        re.compile(r"'CustomAll[Rr]educe\w*' object has no attribute|[Ee]rror[^\n]*\bcustom_all_reduce"),
+        # In the first line of the exception's message; below it a compiler may name the file that it reads.
+        re.compile(
+            r"\A(?![^\n]*(?:[Bb]uild|[Cc]ompil|ninja|nvcc|No such file))[^\n]*(?:"
+            r"'CustomAll[Rr]educe\w*' object has no attribute|"
+            r"custom_all_?reduce\w*\.cuh?\w*:\d+|[Ee]rror[^\n]*\bcustom_all_reduce)"
+        ),
         "custom_all_reduce_error",
         InfeasibleTrial,
         _KERNEL_FAILED,

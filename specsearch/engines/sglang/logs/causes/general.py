@@ -23,6 +23,7 @@ GENERAL = (
         "one step took longer than SGLang's watchdog allows",
         "The log may say what it waited for; raise watchdog_timeout if a step may take that long.",
         statement=True,
+        logged=True,
     ),
     Cause(
         re.compile(

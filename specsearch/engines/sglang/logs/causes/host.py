@@ -79,4 +79,26 @@ HOST = (
         "Install ninja and the CUDA toolkit, and set CUDA_HOME and PATH in engine.env.",
         starting=True,
     ),
+    Cause(
+        re.compile(
+            r"No such file or directory: b?['\"]?[^'\"\n]*"
+            r"(?:/\.?triton/|\.tmp\.pid_|torchinductor|flashinfer|deep_gemm|autotun|/tmp/tmp\w+/)"
+        ),
+        "kernel_cache",
+        FailedTrial,
+        "a file in a cache of compiled or tuned kernels was gone when it was wanted",
+        "Does another server share or clean the cache? TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR put it elsewhere.",
+        starting=True,
+    ),
+    Cause(
+        re.compile(
+            r"Stale file handle|Input/output error|Remote I/O error|Transport endpoint is not connected|"
+            r"\[Errno (?:5|107|112|116|121)\]|\(os error (?:5|107|112|116|121)\)"
+        ),
+        "unknown",
+        FailedTrial,
+        "a file system of the node failed while a file was read",
+        "Is the share that holds it mounted and well? `dmesg` tells of it.",
+        starting=True,
+    ),
 )

@@ -8,7 +8,8 @@ from specsearch.errors import FailedTrial, InfeasibleTrial
 OUT_OF_MEMORY = (
     r"\b(?:CUDA|HIP|NPU|XPU|MUSA)(?: driver)?(?: error:)? out of memory|\bOutOfMemoryError|"
     r"(?:CUBLAS|HIPBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY|"
-    r"(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)|(?:Cuda|HIP) failure (?:\d+ )?'out of memory'"
+    r"(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)|(?:Cuda|HIP) failure (?:\d+ )?'out of memory'|"
+    r"Triton Error \[\w+\]: out of memory|Out of memory even after retracting"
 )
 _NO_SHARED_MEMORY = "the node has too little shared memory"
 _MORE_SHARED_MEMORY = "Give the container more of it: --shm-size 32g or --ipc=host; dead servers may have filled it."
@@ -58,7 +59,11 @@ MEMORY = (
         _MORE_SHARED_MEMORY,
     ),
     Cause(
-        re.compile(r"std::bad_alloc|Out of memory: Killed process|Memory cgroup out of memory|oom-kill:"),
+        re.compile(
+            r"an instance of 'std::bad_alloc'|^std::bad_alloc|Out of memory: Killed process|"
+            r"Memory cgroup out of memory|oom-kill:|^nvcc error\s*: '\w+' died due to signal 9\b",
+            re.MULTILINE,
+        ),
         "host_out_of_memory",
         FailedTrial,
         _NO_HOST_MEMORY,
@@ -66,7 +71,10 @@ MEMORY = (
         statement=True,
     ),
     Cause(
-        re.compile(r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)"),
+        re.compile(
+            r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)|Error: std::bad_alloc|"
+            r"'\w+' died due to signal 9\b|fatal error: Killed\b|Killed signal terminated program"
+        ),
         "host_out_of_memory",
         FailedTrial,
         _NO_HOST_MEMORY,

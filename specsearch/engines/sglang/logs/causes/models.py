@@ -3,15 +3,19 @@
 import re
 
 from specsearch.engines.sglang.logs.causes._base import Cause
-from specsearch.errors import InfeasibleTrial
+from specsearch.errors import FailedTrial, InfeasibleTrial
 
+# Files of a checkpoint, by the names that transformers and SGLang look for; what kernels leave has other names.
+_MODEL_FILE = (
+    r"(?:(?:\w+_)?config\.json|(?:special_|added_)?token\w*\.(?:json|model)|(?:vocab|chat_template)\.json|merges\.txt|"
+    r"[\w.-]+\.safetensors|[\w.-]+\.index\.json|(?:pytorch_model|consolidated|model)[\w.-]*\.(?:bin|pth?))"
+)
 _NO_FILES = (
     r"Repo id must be in the form|is not a local folder|is not a valid git identifier|"
-    r"does not appear to have a file named|Cannot find any (?:model )?weights|LocalEntryNotFound|RepositoryNotFound|"
-    r"No such file or directory: \S*(?:\.json|\.safetensors|\.bin|\.model)|shard file\(s\) missing|"
-    r"couldn't connect to '\S+' to load|instantiate the backend tokenizer|"
-    r"Can't load (?:tokenizer|the configuration|(?:image|video) processor|feature extractor)|"
-    r"outgoing traffic has been disabled|offline mode is enabled"
+    r"does not appear to have a file named|Cannot find any (?:model )?weights|RepositoryNotFound|"
+    rf"No such file or directory: \W?(?:[^'\"\n]*/)?{_MODEL_FILE}(?![\w.])|shard file\(s\) missing|"
+    r"instantiate the backend tokenizer|"
+    r"Can't load (?:tokenizer|the configuration|(?:image|video) processor|feature extractor)"
 )
 
 MODELS = (
@@ -85,6 +89,26 @@ MODELS = (
         starting=True,
     ),
     Cause(
+        re.compile(r"outgoing traffic has been disabled|offline mode is enabled"),
+        "model_not_found",
+        InfeasibleTrial,
+        "the files of the target or of the drafter are not on this host, and the hub may not be asked",
+        "Fetch the files beforehand, or unset HF_HUB_OFFLINE in engine.env.",
+        starting=True,
+    ),
+    Cause(
+        re.compile(
+            r"couldn't connect to '\S+'|[Cc]heck your (?:internet )?connection|Temporary failure in name resolution|"
+            r"LocalEntryNotFound|(?:429 Client|50\d Server) Error|"
+            r"HTTPS?ConnectionPool\(host='[^']*(?:huggingface|hf|modelscope)[^']*'"
+        ),
+        "hub_unreachable",
+        FailedTrial,
+        "the hub was not reached, and the model's files are not on this host",
+        "Fetch the files beforehand, or look at the node's network; a name that is wrong ends the same way.",
+        starting=True,
+    ),
+    Cause(
         re.compile(_NO_FILES),
         "model_not_found",
         InfeasibleTrial,
@@ -123,13 +147,15 @@ MODELS = (
     Cause(
         re.compile(
             r"Attempted to load weight|size mismatch for|shape mismatch|must match the size of tensor|"
-            r"shapes cannot be multiplied|is invalid for input of size|Missing key\(s\)|size mismatch, got"
+            r"shapes cannot be multiplied|is invalid for input of size|Missing key\(s\)|size mismatch, got|"
+            r"must match the existing size|exceeds dimension size|KeyError: '(?:\w+\.){2,}\w+'"
         ),
         "weights_mismatch",
         InfeasibleTrial,
         "weights do not have the shapes that the model expects",
         "Was the drafter made for this target, and does config.json belong to these weights?",
-        frames=re.compile(r"in (?:load_weights|\w*weight_loader\w*)\b"),
+        # A comparison of shapes without words; whatever else goes wrong below load_weights is another matter.
+        frames=re.compile(r"assert [^\n]*(?:loaded_weight|param)\w*\.(?:shape|size|numel)\b"),
         starting=True,
     ),
 )
