@@ -58,7 +58,7 @@ class SpecsearchTrial(tune.Trainable):
             return type(self).__name__
         return f"trials on {self._node}" if job.reuse_actors else self._trial_name
 
-    def setup(self, config: dict[str, Any], job: Job) -> None:  # type: ignore[override]  # with_parameters gives it
+    def setup(self, config: dict[str, Any], job: Job) -> None:  # type: ignore[override]  # with_job gives it
         self._job = job
         self._orders = Orders()
         self._asked: ray.ObjectRef[Orders] | None = None
@@ -155,6 +155,16 @@ class SpecsearchTrial(tune.Trainable):
             return result
         warning = f"the server ran at nice {niceness}; start Ray with RAY_worker_niceness=0"
         return replace(result, warnings=(*result.warnings, warning))
+
+
+def with_job(job: Job) -> type[SpecsearchTrial]:
+    """What `tune.with_parameters` does, without an object in Ray's store: Ray ends a driver that finds it gone."""
+
+    class WithJob(SpecsearchTrial):
+        def setup(self, config: dict[str, Any]) -> None:  # type: ignore[override]
+            super().setup(config, job)
+
+    return WithJob
 
 
 def assigned_gpus() -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from specsearch.executors.ray_trial import (
     Job,
     MakeWorkplace,
     SpecsearchTrial,
+    with_job,
 )
 from specsearch.executors.ray_watch import Silences, in_tune_thread, never_lost, wait_for_end
 from specsearch.study import Done, Wait
@@ -109,10 +110,7 @@ def _keep_orders() -> ActorHandle[Any]:
 
 def _tuner(study: "_StudyOnTune", job: Job, bundle: Mapping[str, float], slots: int, folder: Path) -> tune.Tuner:
     logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)  # misses the files we turned off
-    trainable = tune.with_resources(
-        tune.with_parameters(SpecsearchTrial, job=job),
-        tune.PlacementGroupFactory([dict(bundle)], strategy="STRICT_PACK"),
-    )
+    trainable = tune.with_resources(with_job(job), tune.PlacementGroupFactory([dict(bundle)], strategy="STRICT_PACK"))
     trainable.__qualname__ = SpecsearchTrial.__qualname__  # what the dashboard calls the trials' processes
     return tune.Tuner(
         trainable,

@@ -111,6 +111,9 @@ def _conclude(records: Sequence[dict[str, object]], seed: int) -> int:
             totals[figure] += count
     for figure, total in totals.items():
         _say(f"  {figure.replace('_', ' '):<17} {total}")
+    again = sum(bool(record.get("other_bests")) for record in played)
+    if again:
+        _say(f"  in {again} of them another configuration was best, and was not when the accident was played again")
     failed = [str(record["name"]) for record in played if not record["survived"]]
     for name in failed:
         _say(f"again: python -m tests.chaos --only {name}")

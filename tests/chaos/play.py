@@ -37,6 +37,7 @@ class Outcome:
     seconds: float = 0.0
     last_words: str = ""
     rows: list[str] = field(default_factory=list)  # those that are not ok, in the end
+    other_bests: list[str] = field(default_factory=list)  # what an earlier try named, which did not come again
 
     def record(self) -> dict[str, object]:
         return {
@@ -51,6 +52,7 @@ class Outcome:
             "to_gone_s": round(self.to_gone_s, 2),
             "seconds": round(self.seconds, 1),
             "rows": self.rows,
+            "other_bests": self.other_bests,
             "last_words": self.last_words,
         }
 
@@ -60,12 +62,16 @@ def play(
 ) -> Outcome:
     """Let the accident happen in a fresh study, run the same command again, and judge."""
     began = time.monotonic()
+    other_bests: list[str] = []
     for _ in range(_TRIES):
         shutil.rmtree(folder, ignore_errors=True)
         outcome = Outcome(accident)
         _Play(accident, folder, outcome, small=small).perform(undisturbed)
+        outcome.other_bests = other_bests
         if not outcome.missed and not _may_be_noise(outcome.findings):
             break
+        if not outcome.missed:
+            other_bests = [*other_bests, *outcome.findings.sentences()]
     outcome.findings.add("strangers_harmed", *standing_by.harmed())
     outcome.seconds = time.monotonic() - began
     return outcome
